@@ -1,0 +1,254 @@
+"""Certificates: what is proved of a schedule on a mesh. Nothing is lowered without one."""
+
+import functools
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+from collc.analysis import cache
+from collc.analysis.bounds import Bounds, bounds
+from collc.analysis.proof import Proof, prove
+from collc.errors import MeshError, ProofError, nearest
+from collc.language import states
+from collc.language.algebra import Beside, Leaf, Schedule, Then
+from collc.language.expand import expand, permutation
+from collc.language.ir import Program
+
+_TOKEN = object()
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What ``verify`` proved. Bytes are exact fractions of S, the full buffer of a rank.
+
+    ``rounds`` counts partial permutations, so ``collective-permute``s; ``depth`` is the longest
+    chain of additions; ``consistent``: replicas end with the same bits, ``narrow``: also where what
+    travels is narrower than the sums. Native leaves are trusted: they count no rounds, and
+    ``sent``, ``depth`` and ``consistent`` are None where one takes part.
+    """
+
+    schedule: Schedule
+    sizes: tuple[tuple[str, int], ...]
+    type: str
+    steps: int
+    rounds: int
+    sent: Fraction | None
+    received: Fraction | None
+    bound: Bounds | None
+    depth: int | None
+    consistent: bool | None
+    narrow: bool | None
+    trusted: tuple[str, ...]
+    digest: str
+    token: object = None
+
+    def __post_init__(self) -> None:
+        if self.token is not _TOKEN:
+            raise ProofError("a certificate comes from collc.verify alone: call that.")
+
+    @property
+    def gap(self) -> Fraction | None:
+        """Bytes sent by the busiest rank over the lower bound; None where there is no bound."""
+        if self.bound is None or self.sent is None or not self.bound.sent:
+            return None
+        return self.sent / self.bound.sent
+
+    def __str__(self) -> str:
+        mesh = " ".join(f"{axis}={n}" if axis else f"n={n}" for axis, n in self.sizes)
+        count = f"{self.steps} steps, {self.rounds} rounds"
+        sent = f", at most {share(self.sent)} sent by a rank" if self.sent is not None else ""
+        trusted = f", trusted: {', '.join(self.trusted)}" if self.trusted else ""
+        return f"{self.schedule}  : {self.type}\n  {mesh}   {count}{sent}{trusted}"
+
+
+def share(fraction: Fraction) -> str:
+    """A fraction of S as ``7/4 S``."""
+    if fraction.denominator == 1:
+        return f"{fraction.numerator or 0} S" if fraction != 1 else "S"
+    return f"{fraction.numerator}/{fraction.denominator} S"
+
+
+def verify(schedule: Schedule, /, *, n: int | None = None, **axis_sizes: int) -> Certificate:
+    """Proves the schedule on axes of these sizes; an unplaced one takes ``n`` or any one axis.
+
+    Raises ProofError with the schedule, axis size, step, ranks, chunk and source line, MeshError
+    where an axis has no size, ScheduleError where the schedule is not well formed.
+
+    >>> import collc.schedules.ring as ring
+    >>> verify(ring.all_reduce, n=4).sent
+    Fraction(3, 2)
+    """
+    return _verify(schedule, tuple(_sizes(schedule, n, axis_sizes).items()), _sources(schedule))
+
+
+def _sources(schedule: Schedule) -> tuple[object, ...]:
+    # Schedules are equal by name; a file that was loaded again has other functions under it.
+    return tuple(leaf.steps for leaf in schedule.leaves())
+
+
+def _sizes(schedule: Schedule, n: int | None, sizes: Mapping[str, int]) -> dict[str, int]:
+    for axis, size in {"n": n or 1, **sizes}.items():
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise MeshError(f"{axis}={size!r}: the size of an axis is a positive integer")
+    if not schedule.axes:
+        given = [s for s in (n, *sizes.values()) if s is not None]
+        if len(given) != 1:
+            raise MeshError(f"{schedule} is not placed on axes: say verify(..., n=8), or place it")
+        return {"": given[0]}
+    if n is not None:
+        raise MeshError(f"{schedule} is placed on {', '.join(schedule.axes)}: n= has no meaning")
+    for axis in schedule.axes:
+        if axis not in sizes:
+            raise MeshError(
+                f"{schedule} is placed on axis {axis!r}, which has no size here. "
+                f"{nearest(axis, sizes)}"
+            )
+    # In mesh order, and no more than the schedule names: others are batch dimensions.
+    return {axis: size for axis, size in sizes.items() if axis in schedule.axes}
+
+
+@functools.lru_cache(maxsize=1024)
+def _verify(
+    schedule: Schedule, sizes: tuple[tuple[str, int], ...], sources: tuple[object, ...]
+) -> Certificate:
+    size = dict(sizes)
+    scattered = {axis: state == states.SHARD for axis, (state, _) in schedule.type.before.items()}
+    leaves = list(_weighed(schedule.normal, size, Fraction(1), scattered))
+    proofs = [(leaf, proof_of(leaf, size), share) for leaf, share in leaves]
+    ours = [proof for _, proof, _ in proofs if proof]
+    trusted = tuple(dict.fromkeys(str(leaf.spec) for leaf, proof, _ in proofs if not proof))
+    sent, received = (
+        (None, None)
+        if trusted
+        else tuple(_busiest(proofs, size, side) for side in ("sent", "received"))
+    )
+    kind = schedule.collective
+    finals = [p for leaf, p, _ in proofs if p and leaf.facing.after == states.REPLICA]
+    return Certificate(
+        schedule=schedule,
+        sizes=sizes,
+        type=str(schedule.type),
+        steps=_steps(schedule.normal, size),
+        rounds=sum(p.rounds for p in ours),
+        sent=sent,
+        received=received,
+        bound=bounds(kind, math.prod(size.values())) if kind else None,
+        depth=None if trusted else _depth(schedule.normal, size),
+        consistent=None if trusted else all(p.consistent for p in finals),
+        narrow=None if trusted else all(p.narrow for p in finals),
+        trusted=trusted,
+        digest=digest(schedule, size),
+        token=_TOKEN,
+    )
+
+
+def ranks_of(leaf: Leaf, sizes: Mapping[str, int]) -> int:
+    """How many ranks the leaf runs over."""
+    return math.prod(sizes[axis] for axis in leaf.axes or ("",))
+
+
+def program_of(leaf: Leaf, sizes: Mapping[str, int]) -> Program:
+    """The leaf's program, not relabelled: to rename ranks neither proves nor disproves it."""
+    return expand(leaf, ranks_of(leaf, sizes))
+
+
+def proof_of(leaf: Leaf, sizes: Mapping[str, int]) -> Proof | None:
+    """The proof of one leaf, from the cache by its program's digest; None if it is native."""
+    n = ranks_of(leaf, sizes)
+    permutation(leaf.relabels, n)
+    if leaf.native:
+        return None
+    program = expand(leaf, n)
+    try:
+        return cache.proof(program, prove)
+    except ProofError as e:
+        if leaf.axes:
+            raise ProofError(f"{leaf}: {e}") from e
+        raise
+
+
+def digest(schedule: Schedule, sizes: Mapping[str, int]) -> str:
+    """A digest of all that the schedule's leaves do on these sizes."""
+    import hashlib
+
+    h = hashlib.sha256()
+    for leaf in schedule.leaves():
+        n = ranks_of(leaf, sizes)
+        names = permutation(leaf.relabels, n)
+        body = "native" if leaf.native else expand(leaf, n).digest
+        h.update(f"{leaf.axes} {leaf.facing} {body}".encode())
+        h.update(np.ascontiguousarray(names).tobytes())
+    return h.hexdigest()[:16]
+
+
+def _weighed(
+    s: Schedule, size: Mapping[str, int], share: Fraction, held: dict[str, bool]
+) -> Iterator[tuple[Leaf, Fraction]]:
+    """The leaves, with the share of the whole buffer that each has as its own full buffer.
+
+    Where an axis is scattered, what other axes work on is 1/n of it; parts of ``|`` have equal
+    shares. ``held`` says which axes are scattered, and is brought up to date.
+    """
+    match s:
+        case Leaf():
+            others = (a for a, scattered in held.items() if scattered and a not in s.axes)
+            yield s, share / math.prod(size[a] for a in others)
+            held.update(dict.fromkeys(s.axes or ("",), s.facing.after == states.SHARD))
+        case Then(parts=parts):
+            for part in parts:
+                yield from _weighed(part, size, share, held)
+        case Beside(parts=parts):
+            after = held
+            for part in parts:
+                after = dict(held)
+                yield from _weighed(part, size, share / len(parts), after)
+            held.update(after)
+
+
+def _steps(s: Schedule, size: Mapping[str, int]) -> int:
+    match s:
+        case Leaf():
+            proof = proof_of(s, size)
+            return proof.steps if proof else 1
+        case Then(parts=parts):
+            return sum(_steps(p, size) for p in parts)
+        case Beside(parts=parts):
+            return max(_steps(p, size) for p in parts)
+    raise TypeError(s)
+
+
+def _depth(s: Schedule, size: Mapping[str, int]) -> int:
+    match s:
+        case Leaf():
+            proof = proof_of(s, size)
+            return proof.depth if proof else 0
+        case Then(parts=parts):
+            return sum(_depth(p, size) for p in parts)
+        case Beside(parts=parts):
+            return max(_depth(p, size) for p in parts)
+    raise TypeError(s)
+
+
+def _busiest(
+    proofs: list[tuple[Leaf, Proof | None, Fraction]], size: Mapping[str, int], side: str
+) -> Fraction:
+    """The largest sum over the leaves of what one rank of the whole mesh sends or receives."""
+    axes = list(size)
+    unit = math.lcm(*((p.chunk * w).denominator for _, p, w in proofs if p), 1)
+    total = np.zeros([size[a] for a in axes], np.int64)
+    for leaf, p, weight in proofs:
+        if p is None:
+            continue
+        names = permutation(leaf.relabels, ranks_of(leaf, size))
+        chunks = np.zeros(len(names), np.int64)
+        chunks[names] = getattr(p, side)
+        own = leaf.axes or ("",)
+        grid = chunks.reshape([size[a] for a in own])
+        # From the leaf's tuple order to the mesh's, the other axes broadcast.
+        grid = grid.transpose(sorted(range(len(own)), key=lambda i: axes.index(own[i])))
+        grid = grid.reshape([size[a] if a in own else 1 for a in axes])
+        total = total + grid * int(p.chunk * weight * unit)
+    return Fraction(int(total.max()), unit)

@@ -1,0 +1,234 @@
+"""From a leaf and a number of ranks to its program."""
+
+import functools
+import os
+import types
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from collc.errors import CollcError, ScheduleError
+from collc.language.algebra import Leaf, Relabel
+from collc.language.ir import ALL, Ints, Move, Program, Step, ranks
+from collc.language.states import KINDS, Kind
+
+
+def expand(leaf: Leaf, n: int) -> Program:
+    """The program of a leaf for n ranks, as if it had not been relabelled (see ``relabelled``).
+
+    Raises ScheduleError where the schedule raises, never ends, or yields something else than
+    steps, with the file and line; ProofError where a rank or chunk is out of range.
+    """
+    if leaf.steps is None:
+        raise ScheduleError(f"{leaf} is XLA's own collective: it has no steps of ours")
+    if n < 1:
+        raise ScheduleError(f"{leaf}: n has to be at least 1, not {n}")
+    name = leaf.name or getattr(leaf.steps, "__name__", "schedule")
+    program = _expand(leaf.steps, name, leaf.kind, leaf.chunks, n, leaf.file)
+    return dual(program) if leaf.dual else program
+
+
+def most_steps(n: int) -> int:
+    """How many steps a schedule may have before it counts as one that never ends."""
+    return 64 * n + 1024
+
+
+@functools.lru_cache(maxsize=256)
+def _expand(
+    steps: Callable[[int], Any], name: str, kind: Kind, chunks: int | None, n: int, file: str
+) -> Program:
+    count = n if kind.scatters else chunks or 1
+    try:
+        return _run(steps, name, kind, count, n, file, free=not kind.scatters and chunks is None)
+    except _IntegerChunk:
+        return _run(steps, name, kind, n, n, file, free=False)
+
+
+class _IntegerChunk(Exception):
+    """A leaf that may choose its chunks, and seemed to have one, names one by number: it has n."""
+
+
+def _run(
+    steps: Callable[[int], Any], name: str, kind: Kind, chunks: int, n: int, file: str, free: bool
+) -> Program:
+    blank = Program(name, kind, n, chunks, ())
+    short = _short(file)
+    done: list[Step] = []
+    line = 0
+
+    def where() -> str:
+        place = f", {short}:{line}" if short and line else ""
+        return f"{name} (n = {n}), step {len(done)}{place}"
+
+    iterator: Any = None
+    try:
+        iterator = iter(steps(n))
+        for step in iterator:
+            frame = getattr(iterator, "gi_frame", None)
+            line = frame.f_lineno if frame else 0
+            if len(done) >= most_steps(n):
+                raise ScheduleError(
+                    f"{where()}: still yielding after {most_steps(n)} steps. "
+                    "A schedule has to end; check its loop."
+                )
+            merged = _merge(step, kind, chunks, n, free, where)
+            if merged.size:
+                # Range before folding: folding would hide an index that NumPy wraps.
+                made = Program(name, kind, n, chunks, (Step(*merged.arrays, line=line),), short)
+                done.append(blank.folded(made.steps[0]))
+    except (_IntegerChunk, KeyboardInterrupt):
+        raise
+    except CollcError as e:
+        line = _line(e, file) or line
+        message = str(e)
+        raise type(e)(message if message.startswith(f"{name} (n") else f"{where()}: {e}") from e
+    except Exception as e:
+        line = _line(e, file) or line
+        raise ScheduleError(
+            f"{where()}: the schedule raised {type(e).__name__}: {e}. Run it alone, "
+            f"list({name}.steps({n})), to see why."
+        ) from e
+    return Program(name, kind, n, chunks, tuple(done), short)
+
+
+class _Merged:
+    def __init__(self, add: Any, chunk: Ints, src: Ints, dst: Ints) -> None:
+        self.arrays = (add, chunk, src, dst)
+        self.size = len(src)
+
+
+def _merge(
+    step: Any, kind: Kind, chunks: int, n: int, free: bool, where: Callable[[], str]
+) -> _Merged:
+    moves = list(step) if isinstance(step, tuple | list) else [step]
+    pairs = kind is KINDS["all_to_all"]
+    columns: list[tuple[Any, Ints, Ints, Ints]] = []
+    for move in moves:
+        if not isinstance(move, Move):
+            raise ScheduleError(
+                f"{where()}: yielded {move!r}. A step is an add(...) or copy(...), or a tuple of them."
+            )
+        src, dst, chunk = move.src, move.dst, move.chunk
+        if chunk is ALL:
+            if pairs:
+                raise ScheduleError(
+                    f"{where()}: ALL in an all_to_all: name the chunk as (source, destination)"
+                )
+            chunk = np.tile(np.arange(chunks), len(src))
+            src, dst = np.repeat(src, chunks), np.repeat(dst, chunks)
+        elif isinstance(chunk, tuple):
+            if not pairs:
+                raise ScheduleError(
+                    f"{where()}: a pair as chunk in a {kind}: only an all_to_all has those"
+                )
+            for half in chunk:
+                if ((half < 0) | (half >= n)).any():
+                    raise ScheduleError(
+                        f"{where()}: chunk ({int(chunk[0][0])}, {int(chunk[1][0])}) and its like: "
+                        f"source and destination have to be ranks 0 to {n - 1}. Say % n."
+                    )
+            chunk = chunk[0] * n + chunk[1]
+        elif pairs:
+            raise ScheduleError(f"{where()}: the chunks of an all_to_all are (source, destination)")
+        elif free:
+            raise _IntegerChunk
+        assert isinstance(chunk, np.ndarray)
+        columns.append((np.full(len(src), move.add), chunk, src, dst))
+    if not columns:
+        empty = np.zeros(0, np.int64)
+        return _Merged(np.zeros(0, bool), empty, empty, empty)
+    return _Merged(*(np.concatenate(column) for column in zip(*columns, strict=True)))
+
+
+def _short(file: str) -> str:
+    if not file:
+        return ""
+    relative = os.path.relpath(file)
+    return file if relative.startswith("..") else relative
+
+
+def _line(e: BaseException, file: str) -> int:
+    """The deepest line of ``file`` in the traceback."""
+    found, tb = 0, e.__traceback__
+    while isinstance(tb, types.TracebackType):
+        if tb.tb_frame.f_code.co_filename == file:
+            found = tb.tb_lineno
+        tb = tb.tb_next
+    return found
+
+
+# ---- relabelling and duals ----------------------------------------------------------------------
+
+
+def permutation(relabels: Iterable[Relabel], n: int) -> Ints:
+    """The new name of each rank after all the relabellings, [n]."""
+    names = ranks(n)
+    for by in relabels:
+        names = by.permutation(n)[names]
+    return names
+
+
+def relabelled(program: Program, names: Ints) -> Program:
+    """The program with rank r named ``names[r]``, the root too, and chunks that belong to ranks."""
+    n = program.n
+    if np.array_equal(names, ranks(n)):
+        return program
+    if program.kind is KINDS["all_to_all"]:
+        s, d = np.divmod(np.arange(n * n), n)
+        chunk = names[s] * n + names[d]
+    else:
+        chunk = names if program.turning else np.arange(program.cells)
+
+    def rename(step: Step) -> Step:
+        step = program.dense(step)
+        return Step(step.add, chunk[step.chunk], names[step.src], names[step.dst], line=step.line)
+
+    steps = tuple(program.folded(rename(step)) for step in program.steps)
+    return replace(program, steps=steps, root=int(names[program.root]))
+
+
+def dual(program: Program) -> Program:
+    """The transposed program: steps reversed and links turned round.
+
+    A send whose source is dead afterwards becomes a copy, any other an add; a send whose result
+    nobody uses is dropped. The chunk (s, d) of an all-to-all becomes (d, s).
+    """
+    kind = KINDS[program.kind.dual]
+    live = program.ends.copy()
+    blank = replace(program, kind=kind, steps=())
+    steps: list[Step] = []
+    for step in map(program.dense, reversed(program.steps)):
+        used = live[step.dst, step.chunk]
+        overwritten = np.zeros_like(live)
+        overwritten[step.dst[~step.add], step.chunk[~step.add]] = True
+        after = live & ~overwritten
+        add, chunk, src, dst = (a[used] for a in (step.add, step.chunk, step.src, step.dst))
+        stays = after[src, chunk]
+        live = after
+        live[src, chunk] = True
+        # Of several sends from a cell that dies, the first back in copies and the others add to it.
+        cell = src * program.cells + chunk
+        _, first = np.unique(cell, return_index=True)
+        leads = np.zeros(len(cell), bool)
+        leads[first] = True
+        late = ~stays & ~leads
+        for chosen in (~late, late):
+            if chosen.any():
+                turned = Step(
+                    (stays | late)[chosen],
+                    _transposed(program, chunk[chosen]),
+                    dst[chosen],
+                    src[chosen],
+                    line=step.line,
+                )
+                steps.append(blank.folded(turned))
+    return replace(blank, steps=tuple(steps))
+
+
+def _transposed(program: Program, chunk: Ints) -> Ints:
+    if program.kind is not KINDS["all_to_all"]:
+        return chunk
+    s, d = np.divmod(chunk, program.n)
+    return d * program.n + s

@@ -1,0 +1,119 @@
+"""The decorators that turn a generator of steps into a schedule, and a function into a family."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar, overload
+
+from collc.errors import ScheduleError
+from collc.language.algebra import Leaf, Order, Schedule, named
+from collc.language.states import KINDS, Kind
+
+Steps = Callable[[int], Any]
+LITERALS = (int, str)
+
+
+def qualified(function: Any) -> str | None:
+    """``ring.reduce_scatter``; the module alone where it bears the same name; None in a closure."""
+    if "<locals>" in function.__qualname__:
+        return None
+    module = function.__module__.rpartition(".")[2]
+    return module if function.__name__ == module else f"{module}.{function.__name__}"
+
+
+class _Decorator:
+    """``@reduce_scatter``, or ``@all_reduce(chunks=2)`` where the kind lets a leaf choose."""
+
+    def __init__(self, kind: Kind) -> None:
+        self.kind = kind
+        self.__doc__ = (
+            f"A schedule leaf: {kind.before} -> {kind.after}. Decorates a generator function of "
+            "the number of ranks n, which yields steps: an ``add`` or ``copy``, or a tuple of them."
+        )
+
+    @overload
+    def __call__(self, steps: Steps, /) -> Leaf: ...
+    @overload
+    def __call__(self, *, chunks: int | None = None) -> Callable[[Steps], Leaf]: ...
+    def __call__(self, steps: Steps | None = None, /, *, chunks: int | None = None) -> Any:
+        if chunks is not None:
+            if self.kind.scatters:
+                raise ScheduleError(
+                    f"@{self.kind}(chunks={chunks!r}): in a {self.kind} chunk c belongs to rank c, "
+                    "so there are always n of them. Drop chunks=."
+                )
+            if not isinstance(chunks, int) or chunks < 1:
+                raise ScheduleError(f"@{self.kind}: chunks is a positive integer, not {chunks!r}")
+        if steps is None:
+            return lambda steps: self._leaf(steps, chunks)
+        return self._leaf(steps, chunks)
+
+    def _leaf(self, steps: Steps, chunks: int | None) -> Leaf:
+        if not callable(steps):
+            raise ScheduleError(f"@{self.kind} decorates a generator function, not {steps!r}")
+        code = getattr(steps, "__code__", None)
+        leaf = Leaf(
+            qualified(steps), self.kind, steps, chunks, file=code.co_filename if code else ""
+        )
+        object.__setattr__(leaf, "__doc__", steps.__doc__)
+        return leaf
+
+
+all_reduce = _Decorator(KINDS["all_reduce"])
+reduce_scatter = _Decorator(KINDS["reduce_scatter"])
+all_gather = _Decorator(KINDS["all_gather"])
+reduce = _Decorator(KINDS["reduce"])
+broadcast = _Decorator(KINDS["broadcast"])
+gather = _Decorator(KINDS["gather"])
+scatter = _Decorator(KINDS["scatter"])
+all_to_all = _Decorator(KINDS["all_to_all"])
+
+
+def native(kind: str) -> Leaf:
+    """XLA's own collective of that kind: an axiom, trusted and not proved."""
+    return Leaf(f"native.{kind}", KINDS[kind], None)
+
+
+class Family:
+    """Schedules with parameters: a function of literals, whose results print as its calls."""
+
+    def __init__(self, function: Callable[..., Schedule]) -> None:
+        self.function = function
+        self.name = qualified(function) or function.__name__
+        self.__doc__ = function.__doc__
+        self.__name__ = function.__name__
+        self.__module__ = function.__module__
+
+    def __call__(self, *args: int | str) -> Schedule:
+        for arg in args:
+            if not isinstance(arg, LITERALS) or isinstance(arg, bool):
+                raise ScheduleError(f"{self.name} takes integers and axis names, not {arg!r}")
+        call = f"{self.name}({', '.join(map(show_literal, args))})"
+        try:
+            schedule = self.function(*args)
+        except TypeError as e:
+            raise ScheduleError(f"{call}: {e}") from e
+        if not isinstance(schedule, Schedule):
+            raise ScheduleError(f"{call} has to return a schedule, not {schedule!r}")
+        return named(schedule, call)
+
+    def __repr__(self) -> str:
+        return f"<{self.name}(...)>"
+
+
+def show_literal(value: int | str) -> str:
+    return f'"{value}"' if isinstance(value, str) else repr(value)
+
+
+F = TypeVar("F", bound=Callable[..., Schedule])
+
+
+def family(function: Callable[..., Schedule]) -> Family:
+    """Decorates a function of integers and axis names that returns a schedule."""
+    return Family(function)
+
+
+def order(function: Callable[[int], Any]) -> Order:
+    """Decorates a function from n to an order of the n ranks, so that ``relabel`` can print it."""
+    name = qualified(function)
+    if name is None:
+        raise ScheduleError(f"@order: {function.__qualname__} has to stand at the top of its module")
+    return Order(name, function)

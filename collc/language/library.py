@@ -1,0 +1,117 @@
+"""Where schedules are found by name: the modules of ``collc.schedules``, of packages, and files.
+
+A package brings its own schedules with an entry point in the group ``collc.schedules``, whose name
+is the module's short name and whose value the module.
+"""
+
+import functools
+import importlib
+import importlib.metadata
+import importlib.util
+import pkgutil
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from collc.errors import CollcError, ScheduleError, nearest
+from collc.language.algebra import Leaf, Order, Schedule
+from collc.language.leaves import Family
+
+Named = Schedule | Family | Order
+
+
+def name_schedules(module: ModuleType) -> None:
+    """Gives each composite schedule of a module the name under which it stands there, once."""
+    short = module.__name__.rpartition(".")[2]
+    for attribute, value in vars(module).items():
+        if isinstance(value, Schedule) and value.name is None and not isinstance(value, Leaf):
+            object.__setattr__(value, "name", f"{short}.{attribute}")
+
+
+@functools.cache
+def modules() -> dict[str, ModuleType]:
+    """All schedule modules by their short names, collc's own first."""
+    package = importlib.import_module("collc.schedules")
+    found = {
+        info.name: importlib.import_module(f"collc.schedules.{info.name}")
+        for info in pkgutil.iter_modules(package.__path__)
+    }
+    for entry in importlib.metadata.entry_points(group="collc.schedules"):
+        if entry.name in found:
+            raise ScheduleError(
+                f"the entry point {entry.name} = {entry.value} has the name of another schedule "
+                "module. Rename it."
+            )
+        found[entry.name] = entry.load()
+        name_schedules(found[entry.name])
+    return found
+
+
+def contents(module: ModuleType) -> dict[str, Named]:
+    """The schedules, families and orders that a module defines, by attribute."""
+    short = module.__name__.rpartition(".")[2]
+    return {
+        attribute: value
+        for attribute, value in vars(module).items()
+        if isinstance(value, Schedule | Family | Order)
+        and str(value.name).partition("(")[0] in (f"{short}.{attribute}", attribute)
+    }
+
+
+def lookup(name: str) -> Named:
+    """What ``ring.all_reduce`` or ``hierarchical`` means. Raises ScheduleError for unknown names."""
+    short, _, attribute = name.partition(".")
+    if short not in modules():
+        raise ScheduleError(f"there is no schedule module {short!r}. {nearest(short, modules())}")
+    here = contents(modules()[short])
+    attribute = attribute or short
+    if attribute not in here:
+        known = [f"{short}.{a}" if a != short else short for a in here]
+        raise ScheduleError(f"there is no schedule {name!r}. {nearest(name, known)}")
+    return here[attribute]
+
+
+def find(source: str) -> Schedule:
+    """A schedule by name, as an expression, or as ``path/to/file.py:name``."""
+    from collc.language.parse import parse
+
+    path, colon, name = source.rpartition(":")
+    if not colon or not path.endswith(".py"):
+        return parse(source)
+    here = contents(load(Path(path)))
+    if name not in here:
+        raise ScheduleError(f"{path} defines no schedule {name!r}. {nearest(name, here)}")
+    found = here[name]
+    if not isinstance(found, Schedule):
+        raise ScheduleError(f"{source} is a {type(found).__name__.lower()}, not a schedule.")
+    return found
+
+
+def load(path: Path) -> ModuleType:
+    """The module of a schedule file, its schedules named after it. Raises ScheduleError."""
+    if not path.is_file():
+        raise ScheduleError(f"there is no schedule file {path}")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    hidden = sys.modules.get(path.stem)
+    sys.modules[path.stem] = module
+    try:
+        spec.loader.exec_module(module)
+    except CollcError as e:
+        raise ScheduleError(f"{path}: {e}") from e
+    except Exception as e:
+        tb, line = e.__traceback__, getattr(e, "lineno", None)
+        while tb:
+            if tb.tb_frame.f_code.co_filename == str(path):
+                line = tb.tb_lineno
+            tb = tb.tb_next
+        raise ScheduleError(f"{path}:{line or 1}: {type(e).__name__}: {e}") from e
+    finally:
+        # Nothing else of that name is to be shadowed by a file that only happens to bear it.
+        if hidden is None:
+            del sys.modules[path.stem]
+        else:
+            sys.modules[path.stem] = hidden
+    name_schedules(module)
+    return module

@@ -1,0 +1,39 @@
+"""In-order binary trees, rooted at rank 0: latency logarithmic in the number of ranks."""
+
+from collc import language as cl
+from collc.language import ALL, add, copy, ranks
+
+
+def levels(n):
+    """The edges (child, parent) by level, leaves first: ceil(lg n) levels, odd ranks are leaves."""
+    bit = 1
+    while bit < n:
+        child = ranks(n)[bit :: 2 * bit]
+        parent = child - bit | 2 * bit
+        yield child, parent * (parent < n) + (child - bit) * (parent >= n)
+        bit *= 2
+
+
+def mirror(n, r):
+    """The second tree, turned round for even n, so that no rank is inner in both; else shifted."""
+    return n - 1 - r if n % 2 == 0 else (r + 1) % n
+
+
+@cl.reduce
+def reduce(n):
+    """ceil(lg n) steps, of two rounds but for the last; every rank but the root sends S once."""
+    for child, parent in levels(n):
+        yield add(ALL, child, parent)
+
+
+broadcast = reduce.reversed()
+all_reduce = reduce >> broadcast
+
+
+@cl.all_reduce(chunks=2)
+def double_all_reduce(n):
+    """A tree for each half. For n = 2^k >= 4: 4k - 2 rounds of S/2, at most 2 S sent by a rank."""
+    for child, parent in levels(n):
+        yield add(0, child, parent), add(1, mirror(n, child), mirror(n, parent))
+    for child, parent in reversed(list(levels(n))):
+        yield copy(0, parent, child), copy(1, mirror(n, parent), mirror(n, child))
