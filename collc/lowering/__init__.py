@@ -1,0 +1,1 @@
+"""Schedules become device code, through ``jax.shard_map``'s manual axes."""

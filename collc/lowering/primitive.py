@@ -1,0 +1,238 @@
+"""The one primitive that collc binds, for every collective and every schedule.
+
+A jaxpr shows one equation with the schedule's name; its transpose is the same primitive with the
+dual schedule, and it is lowered to rounds only when XLA asks for code.
+
+Operands are cut along dimension 0 alone (see ``lower``). Under ``check_vma=True`` the output's type
+drops the axes over which the certificate has proved that all replicas are the same.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from collc.analysis.certificate import Certificate, verify
+from collc.errors import ScheduleError
+from collc.language.algebra import Schedule
+from collc.language.states import KINDS, REPLICA
+from collc.lowering.lower import lower
+from collc.lowering.wire import Wire, rounded
+
+collective_p = Primitive("collc_collective")
+collective_p.multiple_results = True
+
+
+def bind(
+    xs: Sequence[jax.Array],
+    certificate: Certificate,
+    *,
+    op: str,
+    wire: Wire,
+    accumulate: str | None = None,
+    drop: bool = True,
+) -> list[jax.Array]:
+    """Binds the primitive for operands [s, ...] of one dtype each.
+
+    ``op``: "sum", "mean", "max" or "min". ``accumulate``: the dtype in which sums are kept, the
+    operand's own by default. ``drop``: whether a replicated output is typed so, as ``psum``'s is
+    and ``all_gather``'s is not.
+    """
+    schedule = certificate.schedule
+    kind = schedule.collective
+    if kind is None:
+        raise ScheduleError(
+            f"{schedule}: {schedule.type}. One collective does the same on all its axes; "
+            "this one does not."
+        )
+    return collective_p.bind(
+        *xs,
+        schedule=schedule,
+        kind=kind.name,
+        axes=schedule.axes,
+        op=op,
+        certificate=certificate,
+        wire=wire,
+        accumulate=accumulate,
+        drop=drop and kind.after == REPLICA,
+    )
+
+
+def _impl(*xs: jax.Array, **params: Any) -> list[jax.Array]:
+    raise ScheduleError(
+        f"{params['schedule']} runs inside jax.shard_map only, where its axes are manual."
+    )
+
+
+def _shape(kind: str, ranks: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    size, *rest = shape
+    match kind:
+        case "reduce_scatter" | "scatter":
+            return (size // ranks, *rest)
+        case "all_gather" | "gather":
+            return (size * ranks, *rest)
+    return (size, *rest)
+
+
+def _abstract(*xs: Any, certificate: Certificate, kind: str, axes: Any, drop: bool, **_: Any) -> Any:
+    n = math.prod(size for _, size in certificate.sizes)
+    outs = []
+    for x in xs:
+        varying = x.manual_axis_type.varying
+        after = varying - set(axes) if drop else varying
+        outs.append(
+            x.update(
+                shape=_shape(kind, n, x.shape),
+                weak_type=False,
+                manual_axis_type=x.manual_axis_type.update(varying=after),
+            )
+        )
+    return outs
+
+
+def _code(
+    *xs: jax.Array,
+    schedule: Schedule,
+    op: str,
+    certificate: Certificate,
+    wire: Wire,
+    accumulate: str | None,
+    **_: Any,
+) -> list[jax.Array]:
+    sizes = dict(certificate.sizes)
+    kind = schedule.collective
+    assert kind
+    n = math.prod(sizes.values())
+    if any(x.size == 0 for x in xs):
+        some = [x for x in xs if x.size]
+        rest = iter(
+            _code(
+                *some, schedule=schedule, op=op, certificate=certificate, wire=wire,
+                accumulate=accumulate,
+            ) if some else []
+        )  # fmt: skip
+        return [
+            next(rest) if x.size else jnp.zeros(_shape(kind.name, n, x.shape), x.dtype) for x in xs
+        ]
+    values = [x.astype(accumulate) if accumulate else x for x in xs]
+    done = lower(schedule, sizes, "sum" if op == "mean" else op, wire, values)
+    if op == "mean":
+        done = [y / n for y in done]
+    return [y.astype(x.dtype) for x, y in zip(xs, done, strict=True)]
+
+
+# ---- derivatives ----------------------------------------------------------------------------------
+
+
+def _jvp(primals: Any, tangents: Any, **params: Any) -> Any:
+    if params["op"] in ("max", "min") and any(type(t) is not ad.Zero for t in tangents):
+        # As in lax: p{max,min} have none.
+        raise NotImplementedError(f"Differentiation rule for 'p{params['op']}' not implemented")
+    return ad.linear_jvp(collective_p, primals, tangents, **params)
+
+
+def _transpose(cts: Sequence[Any], *xs: Any, **params: Any) -> list[Any]:
+    kind = KINDS[params["kind"]]
+    axes: tuple[str, ...] = params["axes"]
+    avals = [x.aval if ad.is_undefined_primal(x) else jax.typeof(x) for x in xs]
+    result: list[Any] = list(cts)
+    given = [i for i, ct in enumerate(cts) if type(ct) is not ad.Zero]
+    for i in range(len(cts)):
+        if i not in given:
+            result[i] = ad.Zero(avals[i].to_tangent_aval())
+    if not given:
+        return result
+    typed = params["drop"] and set(axes) <= set(avals[given[0]].manual_axis_type.varying)
+    here = [cts[i] for i in given]
+    if typed:
+        # The output is one value for all ranks, so the cotangent arrives whole, and once.
+        outs = [_from_replica(kind.name, ct, params) for ct in here]
+    else:
+        certificate = params["certificate"]
+        dual = verify(params["schedule"].reversed(), **dict(certificate.sizes))
+        outs = collective_p.bind(
+            *here,
+            **{
+                **params,
+                "schedule": dual.schedule,
+                "certificate": dual,
+                "kind": kind.dual,
+                "drop": False,
+            },
+        )
+        if kind.before == "root":
+            outs = [jnp.where(_is_root(params), ct, jnp.zeros_like(ct)) for ct in outs]
+    for i, out in zip(given, outs, strict=True):
+        result[i] = out
+    return result
+
+
+def _from_replica(kind: str, ct: jax.Array, params: dict[str, Any]) -> jax.Array:
+    ct = lax.pcast(ct, params["axes"], to="varying")
+    sizes = dict(params["certificate"].sizes)
+    n = math.prod(sizes.values())
+    match kind:
+        case "all_reduce":
+            return ct / n if params["op"] == "mean" else ct
+        case "all_gather":
+            k = ct.shape[0] // n
+            order = frame_order(params["schedule"], sizes)
+            return lax.dynamic_slice_in_dim(ct, rank_in(order, sizes) * k, k)
+        case "broadcast":
+            return jnp.where(_is_root(params), ct, jnp.zeros_like(ct))
+    raise ScheduleError(f"{params['schedule']}: no derivative for a {kind} typed as replicated")
+
+
+def frame_order(schedule: Schedule, sizes: dict[str, int]) -> tuple[str, ...]:
+    """The order of axes in which chunks are numbered."""
+    from collc.lowering.lower import frame
+
+    return frame(schedule, sizes).axes or tuple(sizes)
+
+
+def rank_in(order: Sequence[str], sizes: dict[str, int]) -> jax.Array:
+    """This device's rank, linear in the given order of axes."""
+    rank = jnp.int32(0)
+    for axis in order:
+        rank = rank * sizes[axis] + lax.axis_index(axis)
+    return rank
+
+
+def _is_root(params: dict[str, Any]) -> jax.Array:
+    """Whether this device is the root of a broadcast on every axis."""
+    from collc.language.expand import permutation
+
+    sizes = dict(params["certificate"].sizes)
+    here = jnp.bool_(True)
+    for leaf in params["schedule"].leaves():
+        n = math.prod(sizes[a] for a in leaf.axes)
+        root = int(permutation(leaf.relabels, n)[0])
+        here = here & (rank_in(leaf.axes, sizes) == root)
+    return here
+
+
+# ---- batching -------------------------------------------------------------------------------------
+
+
+def _batch(xs: Sequence[Any], dims: Sequence[Any], **params: Any) -> Any:
+    moved = [
+        x if d is batching.not_mapped else jnp.moveaxis(x, d, 1)
+        for x, d in zip(xs, dims, strict=True)
+    ]
+    outs = collective_p.bind(*moved, **params)
+    return outs, [d if d is batching.not_mapped else 1 for d in dims]
+
+
+collective_p.def_impl(_impl)
+collective_p.def_abstract_eval(_abstract)
+ad.primitive_jvps[collective_p] = _jvp
+ad.primitive_transposes[collective_p] = _transpose
+batching.primitive_batchers[collective_p] = _batch
+mlir.register_lowering(collective_p, mlir.lower_fun(_code, multiple_results=True))
+
+__all__ = ["bind", "collective_p", "rounded"]
