@@ -14,13 +14,47 @@ if TYPE_CHECKING:
     from collc.errors import CollcError as CollcError
     from collc.language.library import find as find
     from collc.language.parse import parse as parse
+    from collc.lowering.collectives import all_gather as all_gather
+    from collc.lowering.collectives import all_to_all as all_to_all
+    from collc.lowering.collectives import pbroadcast as pbroadcast
+    from collc.lowering.collectives import pmax as pmax
+    from collc.lowering.collectives import pmean as pmean
+    from collc.lowering.collectives import pmin as pmin
+    from collc.lowering.collectives import psum as psum
+    from collc.lowering.collectives import psum_scatter as psum_scatter
+    from collc.planning.plan import Plan as Plan
+    from collc.planning.plan import plan as plan
+    from collc.runtime.init import init as init
+    from collc.training.gradients import value_and_grad as value_and_grad
+    from collc.training.kinds import Batch as Batch
+    from collc.training.kinds import Ranked as Ranked
+    from collc.training.kinds import rank_key as rank_key
+    from collc.training.kinds import ranked as ranked
+    from collc.training.step import schedule as schedule
 
 _HOME = {
     "Certificate": "collc.analysis.certificate",
     "verify": "collc.analysis.certificate",
     "CollcError": "collc.errors",
-    "parse": "collc.language.parse",
     "find": "collc.language.library",
+    "parse": "collc.language.parse",
+    "all_gather": "collc.lowering.collectives",
+    "all_to_all": "collc.lowering.collectives",
+    "pbroadcast": "collc.lowering.collectives",
+    "pmax": "collc.lowering.collectives",
+    "pmean": "collc.lowering.collectives",
+    "pmin": "collc.lowering.collectives",
+    "psum": "collc.lowering.collectives",
+    "psum_scatter": "collc.lowering.collectives",
+    "Plan": "collc.planning.plan",
+    "plan": "collc.planning.plan",
+    "init": "collc.runtime.init",
+    "value_and_grad": "collc.training.gradients",
+    "Batch": "collc.training.kinds",
+    "Ranked": "collc.training.kinds",
+    "rank_key": "collc.training.kinds",
+    "ranked": "collc.training.kinds",
+    "schedule": "collc.training.step",
 }
 
 __all__ = sorted(_HOME)

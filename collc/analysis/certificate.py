@@ -194,7 +194,8 @@ def _weighed(
     """
     match s:
         case Leaf():
-            others = (a for a, scattered in held.items() if scattered and a not in s.axes)
+            own = s.axes or ("",)
+            others = (a for a, scattered in held.items() if scattered and a not in own)
             yield s, share / math.prod(size[a] for a in others)
             held.update(dict.fromkeys(s.axes or ("",), s.facing.after == states.SHARD))
         case Then(parts=parts):

@@ -12,6 +12,7 @@ normal forms are: there ``@``, ``relabel`` and ``reversed`` stand at the leaves,
 flat, and ``(a | b) >> (c | d)`` is ``(a >> c) | (b >> d)``.
 """
 
+import keyword
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -56,7 +57,7 @@ class Relabel:
     def permutation(self, n: int) -> Ints:
         """The new name of each rank, [n]. Raises ScheduleError where it is no permutation of n."""
         if self.shift is not None:
-            return (ranks(n) + self.shift) % n
+            return (ranks(n) + self.shift % n) % n
         order = self.order(n) if isinstance(self.order, Order) else self.order
         array = np.asarray(order)
         if not np.array_equal(np.sort(array.reshape(-1)), ranks(n)):
@@ -73,8 +74,8 @@ class Schedule:
     name: str | None
 
     def __matmul__(self, axes: str | Axes) -> "Schedule":
-        names = (axes,) if isinstance(axes, str) else tuple(axes)
-        if not names or not all(isinstance(a, str) and a.isidentifier() for a in names):
+        names = tuple(axes) if isinstance(axes, tuple | list) else (axes,)
+        if not names or not all(_is_axis(a) for a in names):
             raise ScheduleError(f"{self} @ {axes!r}: an axis is a name, or a tuple of names")
         if len(set(names)) != len(names):
             raise ScheduleError(f"{self} @ {axes!r}: an axis is named twice")
@@ -103,10 +104,12 @@ class Schedule:
             raise ScheduleError(f"{self}.relabel takes either shift= or order=")
         if self.axes:
             raise ScheduleError(f"{self} is placed already: relabel first, then place with @")
+        if shift is not None:
+            shift = _integer(shift, f"{self}.relabel(shift={shift!r})")
         if order is not None and not isinstance(order, Order):
             if callable(order):
                 raise ScheduleError("relabel(order=function): decorate it with @language.order")
-            order = tuple(int(r) for r in order)
+            order = tuple(_integer(r, f"{self}.relabel(order={order!r})") for r in order)
         return Relabelled(self, Relabel(shift, order))
 
     def reversed(self) -> "Schedule":
@@ -249,6 +252,17 @@ class Reversed(Schedule):
     name: str | None = None
 
 
+def _is_axis(name: Any) -> bool:
+    # A keyword would print as what cannot be read again.
+    return isinstance(name, str) and name.isidentifier() and not keyword.iskeyword(name)
+
+
+def _integer(value: Any, what: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise ScheduleError(f"{what}: ranks and shifts are integers, not {value!r}")
+    return int(value)
+
+
 def named(schedule: Schedule, name: str) -> Schedule:
     """The same schedule, which prints as ``name``."""
     return replace(schedule, name=name)  # type: ignore[type-var]
@@ -331,6 +345,11 @@ def _map(s: Schedule, change: Callable[[Leaf], Leaf]) -> Schedule:
         case Then(parts=parts) | Beside(parts=parts):
             return _raw(type(s), tuple(_map(p, change) for p in parts))
     raise TypeError(f"not a normal form: {s!r}")
+
+
+def map_leaves(s: Schedule, change: Callable[[Leaf], Leaf]) -> Schedule:
+    """The normal form with every leaf changed."""
+    return _map(s.normal, change)
 
 
 def _dual(s: Schedule) -> Schedule:

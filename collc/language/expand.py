@@ -53,8 +53,8 @@ class _IntegerChunk(Exception):
 def _run(
     steps: Callable[[int], Any], name: str, kind: Kind, chunks: int, n: int, file: str, free: bool
 ) -> Program:
-    blank = Program(name, kind, n, chunks, ())
     short = _short(file)
+    blank = Program(name, kind, n, chunks, (), short)
     done: list[Step] = []
     line = 0
 
@@ -65,10 +65,10 @@ def _run(
     iterator: Any = None
     try:
         iterator = iter(steps(n))
-        for step in iterator:
+        for yielded, step in enumerate(iterator):
             frame = getattr(iterator, "gi_frame", None)
             line = frame.f_lineno if frame else 0
-            if len(done) >= most_steps(n):
+            if yielded >= most_steps(n):  # empty ones count: they may never end either
                 raise ScheduleError(
                     f"{where()}: still yielding after {most_steps(n)} steps. "
                     "A schedule has to end; check its loop."
@@ -76,15 +76,16 @@ def _run(
             merged = _merge(step, kind, chunks, n, free, where)
             if merged.size:
                 # Range before folding: folding would hide an index that NumPy wraps.
-                made = Program(name, kind, n, chunks, (Step(*merged.arrays, line=line),), short)
-                done.append(blank.folded(made.steps[0]))
+                made = Step(*merged.arrays, line=line)
+                blank.check(made, len(done))
+                done.append(blank.folded(made))
     except (_IntegerChunk, KeyboardInterrupt):
         raise
     except CollcError as e:
         line = _line(e, file) or line
         message = str(e)
         raise type(e)(message if message.startswith(f"{name} (n") else f"{where()}: {e}") from e
-    except Exception as e:
+    except (Exception, SystemExit) as e:
         line = _line(e, file) or line
         raise ScheduleError(
             f"{where()}: the schedule raised {type(e).__name__}: {e}. Run it alone, "

@@ -148,22 +148,27 @@ class Program:
 
     def __post_init__(self) -> None:
         for t, step in enumerate(self.steps):
-            for what, values, size in (
-                ("rank", step.src, self.n),
-                ("rank", step.dst, self.n),
-                ("chunk", step.chunk, self.cells),
-            ):
-                bad = (values < 0) | (values >= size)
-                if bad.any():
-                    raise ProofError(
-                        f"{self.where(t)}: {what} {int(values[bad][0])} is out of range: "
-                        f"there are {what}s 0 to {size - 1}. NumPy would wrap it round; say % n."
-                    )
-            own = step.src == step.dst
-            if own.any():
+            self.check(step, t)
+
+    def check(self, step: Step, t: int) -> None:
+        """Raises ProofError where the step, the program's t-th, is out of range or sends to itself."""
+        for what, values, size in (
+            ("rank", step.src, self.n),
+            ("rank", step.dst, self.n),
+            ("chunk", step.chunk, self.cells),
+        ):
+            bad = (values < 0) | (values >= size)
+            if bad.any():
                 raise ProofError(
-                    f"{self.where(t)}: rank {int(step.src[own][0])} sends to itself. Drop the send."
+                    f"{self._place(step, t)}: {what} {int(values[bad][0])} is out of range: "
+                    f"there are {what}s 0 to {size - 1}. NumPy would wrap it round; say % n."
                 )
+        own = step.src == step.dst
+        if own.any():
+            raise ProofError(
+                f"{self._place(step, t)}: rank {int(step.src[own][0])} sends to itself. "
+                "Drop the send."
+            )
 
     @property
     def cells(self) -> int:
@@ -207,7 +212,10 @@ class Program:
 
     def where(self, t: int) -> str:
         """``name (n = 4), step 2, file.py:17``: the beginning of every message about step t."""
-        place = f", {self.file}:{self.steps[t].line}" if self.file and self.steps[t].line else ""
+        return self._place(self.steps[t], t)
+
+    def _place(self, step: Step, t: int) -> str:
+        place = f", {self.file}:{step.line}" if self.file and step.line else ""
         return f"{self.name} (n = {self.n}), step {t}{place}"
 
     def rotate(self, chunk: Ints, by: Any) -> Ints:

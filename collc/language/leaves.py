@@ -100,7 +100,7 @@ class Family:
 
 
 def show_literal(value: int | str) -> str:
-    return f'"{value}"' if isinstance(value, str) else repr(value)
+    return f'"{value}"' if isinstance(value, str) and value.isidentifier() else repr(value)
 
 
 F = TypeVar("F", bound=Callable[..., Schedule])

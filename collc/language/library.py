@@ -78,7 +78,8 @@ def find(source: str) -> Schedule:
     path, colon, name = source.rpartition(":")
     if not colon or not path.endswith(".py"):
         return parse(source)
-    here = contents(load(Path(path)))
+    # Also what the file makes of others: `mine = server.shards(4)` keeps its name but stands here.
+    here = {k: v for k, v in vars(load(Path(path))).items() if isinstance(v, Named)}
     if name not in here:
         raise ScheduleError(f"{path} defines no schedule {name!r}. {nearest(name, here)}")
     found = here[name]
@@ -100,7 +101,7 @@ def load(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except CollcError as e:
         raise ScheduleError(f"{path}: {e}") from e
-    except Exception as e:
+    except (Exception, SystemExit) as e:
         tb, line = e.__traceback__, getattr(e, "lineno", None)
         while tb:
             if tb.tb_frame.f_code.co_filename == str(path):

@@ -22,11 +22,12 @@ def parse(source: str) -> Schedule:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as e:
         offset = getattr(e, "offset", None)
         at = f", at column {offset}" if offset else ""
-        raise ScheduleError(f"cannot read the schedule {source!r}{at}: {e}") from None
+        why = getattr(e, "msg", None) or str(e)
+        raise ScheduleError(f"cannot read the schedule {_brief(source)}{at}: {why}") from None
     try:
         return _schedule(tree, source)
     except RecursionError:
-        raise ScheduleError(f"the schedule is nested too deeply: {source[:60]!r}...") from None
+        raise ScheduleError(f"the schedule is nested too deeply: {_brief(source)}") from None
 
 
 def _schedule(node: ast.expr, source: str) -> Schedule:
@@ -45,7 +46,7 @@ def _schedule(node: ast.expr, source: str) -> Schedule:
             keywords=[ast.keyword(arg="shift", value=value)],
         ):
             shift = _literal(value, source)
-            if not isinstance(shift, int):
+            if not isinstance(shift, int) or isinstance(shift, bool):
                 raise _refuse(value, source, "shift= takes an integer")
             return _schedule(inner, source).relabel(shift=shift)
         case ast.Call(
@@ -86,7 +87,9 @@ def _axes(node: ast.expr, source: str) -> str | tuple[str, ...]:
         case ast.Name(id=name) | ast.Constant(value=str(name)):
             return name
         case ast.Tuple(elts=elements):
-            return tuple(a for e in elements for a in [_axes(e, source)] if isinstance(a, str))
+            axes = [_axes(e, source) for e in elements]
+            if all(isinstance(a, str) for a in axes):
+                return tuple(str(a) for a in axes)
     raise _refuse(node, source, "after @ comes an axis, or a tuple of axes")
 
 
@@ -97,7 +100,7 @@ def _order(node: ast.expr, source: str) -> Order | tuple[int, ...]:
             return found
         raise _refuse(node, source, f"{ast.unparse(node)} is not an order")
     value = _literal(node, source)
-    if isinstance(value, tuple | list) and all(isinstance(x, int) for x in value):
+    if isinstance(value, tuple | list) and all(type(x) is int for x in value):
         return tuple(value)
     raise _refuse(node, source, "order= takes a tuple of integers or the name of an order")
 
@@ -111,4 +114,8 @@ def _literal(node: ast.expr, source: str) -> object:
 
 def _refuse(node: ast.expr, source: str, why: str) -> ScheduleError:
     part = ast.get_source_segment(source.strip(), node) or ast.unparse(node)
-    return ScheduleError(f"cannot read {part!r} in the schedule {source!r}: {why}")
+    return ScheduleError(f"cannot read {_brief(part)} in the schedule {_brief(source)}: {why}")
+
+
+def _brief(source: str) -> str:
+    return repr(source) if len(source) <= 200 else f"{source[:200]!r}..."

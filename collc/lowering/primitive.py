@@ -22,7 +22,7 @@ from collc.errors import ScheduleError
 from collc.language.algebra import Schedule
 from collc.language.states import KINDS, REPLICA
 from collc.lowering.lower import lower
-from collc.lowering.wire import Wire, rounded
+from collc.lowering.wire import Cast, Plain, Wire
 
 collective_p = Primitive("collc_collective")
 collective_p.multiple_results = True
@@ -119,11 +119,17 @@ def _code(
         return [
             next(rest) if x.size else jnp.zeros(_shape(kind.name, n, x.shape), x.dtype) for x in xs
         ]
-    values = [x.astype(accumulate) if accumulate else x for x in xs]
-    done = lower(schedule, sizes, "sum" if op == "mean" else op, wire, values)
-    if op == "mean":
-        done = [y / n for y in done]
-    return [y.astype(x.dtype) for x, y in zip(xs, done, strict=True)]
+    done: list[jax.Array] = list(xs)
+    for dtype in dict.fromkeys(x.dtype for x in xs):
+        own = [i for i, x in enumerate(xs) if x.dtype == dtype]
+        wider = accumulate is not None and jnp.dtype(accumulate) != dtype
+        # Sums that are kept wider travel as narrow as they came.
+        format = Cast(dtype.name) if wider and wire == Plain() else wire
+        values = [xs[i].astype(accumulate) if wider else xs[i] for i in own]
+        outs = lower(schedule, sizes, "sum" if op == "mean" else op, format, values)
+        for i, y in zip(own, outs, strict=True):
+            done[i] = (y / n if op == "mean" else y).astype(dtype)
+    return done
 
 
 # ---- derivatives ----------------------------------------------------------------------------------
@@ -133,7 +139,10 @@ def _jvp(primals: Any, tangents: Any, **params: Any) -> Any:
     if params["op"] in ("max", "min") and any(type(t) is not ad.Zero for t in tangents):
         # As in lax: p{max,min} have none.
         raise NotImplementedError(f"Differentiation rule for 'p{params['op']}' not implemented")
-    return ad.linear_jvp(collective_p, primals, tangents, **params)
+    outs = collective_p.bind(*primals, **params)
+    if all(type(t) is ad.Zero for t in tangents):
+        return outs, [ad.Zero.from_primal_value(y) for y in outs]
+    return outs, collective_p.bind(*map(ad.instantiate_zeros, tangents), **params)
 
 
 def _transpose(cts: Sequence[Any], *xs: Any, **params: Any) -> list[Any]:
@@ -234,5 +243,3 @@ ad.primitive_jvps[collective_p] = _jvp
 ad.primitive_transposes[collective_p] = _transpose
 batching.primitive_batchers[collective_p] = _batch
 mlir.register_lowering(collective_p, mlir.lower_fun(_code, multiple_results=True))
-
-__all__ = ["bind", "collective_p", "rounded"]

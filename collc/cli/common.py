@@ -1,0 +1,281 @@
+"""What the commands share: options, the mesh, the time limit, printing, and errors."""
+
+import functools
+import json
+import math
+import os
+import re
+import signal
+import sys
+import textwrap
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType
+from typing import Annotated, Any, ParamSpec
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from collc.errors import CollcError, MeshError, ScheduleError
+from collc.language.algebra import Schedule
+
+MOST_RANKS = 1 << 16  # of a whole mesh: beyond that a proof is a matter of hours, not of a prompt
+SECONDS = 60.0
+INTERRUPTED, PIPE_CLOSED = 130, 141  # 128 + the signal, as shells have it
+
+# ---- options ------------------------------------------------------------------------------------
+
+Named = Annotated[
+    str,
+    typer.Argument(
+        metavar="SCHEDULE",
+        help="A name (ring.all_reduce), an expression, or path/to/file.py:name.",
+        show_default=False,
+    ),
+]
+Mesh = Annotated[
+    str,
+    typer.Option(
+        "--mesh",
+        metavar="AXIS=SIZE,...",
+        help="The axes and their sizes, outermost first: gpu=8, or host=4,gpu=8.",
+        show_default=False,
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+def _seconds(value: float) -> float:
+    if not 0 < value <= 1e6:  # also refuses nan
+        raise typer.BadParameter(f"{value:g} is not a time: say seconds above 0, up to a million.")
+    return value
+
+
+Timeout = Annotated[
+    float,
+    typer.Option(
+        "--timeout",
+        metavar="SECONDS",
+        callback=_seconds,
+        help="Stop after this long: a schedule file may never end.",
+    ),
+]
+
+# ---- the mesh -----------------------------------------------------------------------------------
+
+
+def parse_mesh(text: str) -> dict[str, int]:
+    """The axes and sizes of ``host=4,gpu=8``, in that order. Raises MeshError for anything else.
+
+    >>> parse_mesh("host=4, gpu=8")
+    {'host': 4, 'gpu': 8}
+    """
+    mesh: dict[str, int] = {}
+    for part in text.split(","):
+        axis, equals, size = (word.strip() for word in part.partition("="))
+        if not equals or not axis:
+            found = f"{part.strip()!r}, which is not an axis with its size" if part else "nothing"
+            raise _bad_mesh(text, f"found {found}")
+        if not axis.isidentifier():
+            raise _bad_mesh(text, f"{axis!r} cannot name an axis: letters, digits and _ can")
+        if axis == "n":
+            raise _bad_mesh(text, "n is the number of ranks of any axis; give the axis a name")
+        if axis in mesh:
+            raise _bad_mesh(text, f"axis {axis} is named twice")
+        # Long before int() would mind the length of the number.
+        if not re.fullmatch(r"0*[1-9][0-9]{0,9}", size, re.ASCII):
+            raise _bad_mesh(text, f"the size of {axis} has to be a positive integer, not {size!r}")
+        mesh[axis] = int(size)
+    if math.prod(mesh.values()) > MOST_RANKS:
+        raise _bad_mesh(
+            text, f"{math.prod(mesh.values()):,} ranks are more than the {MOST_RANKS:,} that fit"
+        )
+    return mesh
+
+
+def _bad_mesh(text: str, why: str) -> MeshError:
+    return MeshError(f"the mesh {text!r}: {why}. Write it as gpu=8, or host=4,gpu=8.")
+
+
+def show_mesh(mesh: Mapping[str, int]) -> str:
+    """The mesh as ``parse_mesh`` reads it."""
+    return ",".join(f"{axis}={size}" for axis, size in mesh.items())
+
+
+def placed(schedule: Schedule, mesh: Mapping[str, int], source: str) -> Schedule:
+    """The schedule, on the mesh's axis if it is unplaced. MeshError if there are several."""
+    if schedule.axes:
+        return schedule
+    axis = list(mesh)[-1]
+    if len(mesh) == 1:
+        return schedule @ axis
+    if ".py:" in source:
+        name = source.rpartition(":")[2]
+        how = f'In the file, write for example: {name}_on_{axis} = {name} @ "{axis}"'
+    else:
+        how = f'Say for example: "{schedule @ axis}"'
+    raise MeshError(
+        f"{schedule} is not placed on an axis, and the mesh has several: {', '.join(mesh)}. {how}"
+    )
+
+
+# ---- the time limit -----------------------------------------------------------------------------
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raises ScheduleError in the block after ``seconds``: files are code, and code may never end.
+
+    Where there are no alarms (off the main thread, on Windows) there is no limit.
+    """
+    if (
+        not hasattr(signal, "setitimer")
+        or threading.current_thread() is not threading.main_thread()
+    ):
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise ScheduleError(
+            f"stopped after {seconds:g} s, still at work. Look for a loop that never ends, "
+            "or allow more time with --timeout"
+        )
+
+    old = signal.signal(signal.SIGALRM, stop)
+    # Again and again: a loop may catch what is raised in it.
+    signal.setitimer(signal.ITIMER_REAL, seconds, max(0.5, seconds / 10))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
+
+
+# ---- printing -----------------------------------------------------------------------------------
+
+
+class Output(Console):
+    """Standard output: as wide as the terminal, or as wide as need be where it is none."""
+
+    def __init__(self) -> None:
+        free = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+        super().__init__(highlight=False, width=10_000 if free else None)
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+    def line(self, text: str = "", style: str = "") -> None:
+        """One line of a program or a heading, folded by ``fold``, never cut."""
+        for piece in fold(text, self.width):
+            self.print(Text(piece, style), no_wrap=True, overflow="ignore", crop=False)
+
+
+class Report(Console):
+    """Standard output of a long job: where the reader leaves, the job is stopped as by Ctrl-C."""
+
+    def on_broken_pipe(self) -> None:
+        silence()
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def fold(line: str, width: int) -> list[str]:
+    """The line in pieces of at most ``width`` where it can be, later ones indented.
+
+    Steps are cut between sends, everything else between words.
+
+    >>> fold("   0  add c[0]  0 -> 1    add c[1]  1 -> 2", 30)
+    ['   0  add c[0]  0 -> 1', '      add c[1]  1 -> 2']
+    """
+    if len(line) <= width:
+        return [line]
+    step = re.match(r"[> ] *\d+  ", line)
+    if step:
+        indent, found = " " * step.end(), [line[: step.end()]]
+        for send in re.split(r" {4}", line[step.end() :]):
+            if found[-1].strip() and len(found[-1]) + 4 + len(send) > width:
+                found.append(indent + send)
+            else:
+                found[-1] += send if found[-1] in (indent, line[: step.end()]) else "    " + send
+        return found
+    indent = line[: len(line) - len(line.lstrip())]
+    return textwrap.wrap(
+        line,
+        max(width, 20),
+        subsequent_indent=f"{indent}  " if indent else "",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def print_json(value: Any) -> None:
+    """Prints the value as indented JSON; fractions have been made text before."""
+    print(json.dumps(value, indent=2))
+
+
+# ---- errors -------------------------------------------------------------------------------------
+
+P = ParamSpec("P")
+_always_debug = False  # --debug before the command
+
+
+def debug_from_here(on: bool) -> None:
+    """What was said before the command's name."""
+    global _always_debug
+    _always_debug = on
+
+
+def guarded(command: Callable[P, None]) -> Callable[P, None]:
+    """Decorates a command that has ``debug``: errors become one message on stderr and a status.
+
+    1 for errors, 130 for Ctrl-C, 141 for a reader that has gone. Usage errors (2) are typer's.
+    """
+
+    @functools.wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        debug = bool(kwargs.get("debug")) or _always_debug
+        try:
+            command(*args, **kwargs)
+            sys.stdout.flush()
+        except CollcError as e:
+            raise _fail("error", str(e), debug) from None
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
+        except BrokenPipeError:
+            silence()
+            raise typer.Exit(PIPE_CLOSED) from None
+        except MemoryError:
+            message = "there is not enough memory for that many ranks. Choose a smaller mesh."
+            raise _fail("error", message, debug) from None
+        except Exception as e:
+            if type(e).__module__.split(".")[0] in ("typer", "click"):
+                raise
+            what = f"{type(e).__name__}: {e}".rstrip(": ")
+            again = "" if debug else " Rerun with --debug to see where."
+            raise _fail("internal error", f"{what}.{again}", debug) from None
+
+    return run
+
+
+def _fail(kind: str, message: str, debug: bool) -> typer.Exit:
+    if debug:
+        traceback.print_exc()
+    err = Console(stderr=True, highlight=False)
+    first, *rest = f"{kind}: {message}".splitlines() or [f"{kind}:"]
+    width = err.width if sys.stderr.isatty() else 1 << 30
+    lines = [piece for line in (first, *rest) for piece in fold(line, width)]
+    text = Text("\n".join(lines))
+    text.stylize("bold red", 0, len(kind) + 1)
+    err.print(text, soft_wrap=True)
+    return typer.Exit(1)
+
+
+def silence() -> None:
+    """Standard output to nowhere, so that nobody complains about the closed pipe at exit."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OSError, ValueError):
+        return

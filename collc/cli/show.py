@@ -1,0 +1,96 @@
+"""``collc show``: a schedule's program, step by step."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.text import Text
+
+from collc.analysis.certificate import Certificate, program_of, verify
+from collc.cli.common import (
+    SECONDS,
+    Debug,
+    Json,
+    Mesh,
+    Named,
+    Output,
+    Timeout,
+    guarded,
+    parse_mesh,
+    placed,
+    print_json,
+    time_limit,
+)
+from collc.cli.verifying import as_json
+from collc.language.algebra import Leaf
+from collc.language.expand import permutation, relabelled
+from collc.language.ir import Program, Step
+from collc.language.library import find
+from collc.language.printing import lines, show_step
+from collc.language.states import KINDS
+
+
+@guarded
+def show(
+    schedule: Named,
+    mesh: Mesh,
+    json: Json = False,
+    timeout: Timeout = SECONDS,
+    debug: Debug = False,
+) -> None:
+    """Print a schedule's program: who sends which chunk to whom, step by step.
+
+    Where every rank does the same relative to itself, g stands for the rank; else the sends are
+    listed. The program has been proved: one that is wrong is refused, with the steps at fault.
+    """
+    sizes = parse_mesh(mesh)
+    with time_limit(timeout):
+        what = placed(find(schedule), sizes, schedule)
+        certificate = verify(what, **sizes)
+        programs = [(leaf, _program(leaf, certificate)) for leaf in what.leaves()]
+    if json:
+        leaves = [_leaf(leaf, program) for leaf, program in programs]
+        print_json({"certificate": as_json(certificate), "leaves": leaves})
+        return
+    console = Output()
+    first, *rest = str(certificate).splitlines()
+    console.line(first, "bold")
+    for line in rest:
+        console.line(line)
+    for leaf, program in programs:
+        console.print(Text(f"  {leaf}", "cyan"), soft_wrap=True)
+        if program is None:
+            console.line(f"        XLA's own {leaf.facing}: trusted, its steps are not ours")
+        elif not program.steps:
+            console.line("        nothing to send")
+        else:
+            for line in lines(program):
+                console.line(f"  {line}")
+
+
+def _program(leaf: Leaf, certificate: Certificate) -> Program | None:
+    if leaf.native:
+        return None
+    program = program_of(leaf, dict(certificate.sizes))
+    return relabelled(program, permutation(leaf.relabels, program.n))
+
+
+def _leaf(leaf: Leaf, program: Program | None) -> Mapping[str, Any]:
+    """A leaf as JSON: every send of every rank, as [verb, chunk, from, to]."""
+    known = {"leaf": str(leaf), "axes": list(leaf.axes), "collective": leaf.facing.name}
+    if program is None:
+        return {**known, "native": True}
+    steps = [
+        {"text": show_step(program, step), "line": step.line, "sends": _sends(program, step)}
+        for step in program.steps
+    ]
+    size = {"ranks": program.n, "chunks": program.chunks, "root": program.root}
+    return {**known, "native": False, **size, "file": program.file, "steps": steps}
+
+
+def _sends(program: Program, step: Step) -> list[list[Any]]:
+    dense = program.dense(step)
+    chunks: list[Any] = dense.chunk.tolist()
+    if program.kind is KINDS["all_to_all"]:
+        chunks = [list(divmod(c, program.chunks)) for c in chunks]
+    verbs = ["add" if a else "copy" for a in dense.add.tolist()]
+    return [list(s) for s in zip(verbs, chunks, dense.src.tolist(), dense.dst.tolist())]

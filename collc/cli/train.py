@@ -1,0 +1,221 @@
+"""``collc train``: a byte-level language model learns, its gradients reduced by schedules."""
+
+import math
+import os
+import sys
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from collc.cli.common import Debug, Report, guarded, parse_mesh, show_mesh
+from collc.errors import DataError, MeshError, ScheduleError, nearest
+
+if TYPE_CHECKING:
+    from collc.training.config import TrainConfig
+
+DEVICES = "--xla_force_host_platform_device_count"
+
+
+class Platform(StrEnum):
+    """Where the devices come from."""
+
+    CPU = "cpu"
+    DEFAULT = "default"
+
+
+RUN = "The run"
+MODEL = "What decides the result"
+
+
+@guarded
+def train(
+    mesh: Annotated[
+        str | None,
+        typer.Option(
+            metavar="AXIS=SIZE,...",
+            help="The axes and their sizes, outermost first. Default: host=2,gpu=4.",
+            show_default=False,
+            rich_help_panel=MODEL,
+        ),
+    ] = None,
+    schedule: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="AXIS=SCHEDULE",
+            help="The schedule of an axis; repeatable. Default: ring for the innermost axis, "
+            "tree for others.",
+            show_default=False,
+            rich_help_panel=MODEL,
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="tiny, mini, small or base. Default: small.",
+            show_default=False,
+            rich_help_panel=MODEL,
+        ),
+    ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(min=1, help="Default: 2000.", show_default=False, rich_help_panel=MODEL),
+    ] = None,
+    batch: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Examples a step, over all devices. Default: 32.",
+            show_default=False,
+            rich_help_panel=MODEL,
+        ),
+    ] = None,
+    seq: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Bytes that an example predicts. Default: 128.",
+            show_default=False,
+            rich_help_panel=MODEL,
+        ),
+    ] = None,
+    lr: Annotated[
+        float | None,
+        typer.Option(
+            help="The highest learning rate. Default: 0.004.",
+            show_default=False,
+            rich_help_panel=MODEL,
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(min=0, help="Default: 0.", show_default=False, rich_help_panel=MODEL),
+    ] = None,
+    demo: Annotated[
+        bool,
+        typer.Option("--demo", help="The smaller run of make demo.", rich_help_panel=RUN),
+    ] = False,
+    run: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="The folder of a fresh run. Default: a new one in runs/.",
+            show_default=False,
+            rich_help_panel=RUN,
+        ),
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Go on with the run in this folder, which knows its options.",
+            show_default=False,
+            rich_help_panel=RUN,
+        ),
+    ] = None,
+    platform: Annotated[
+        Platform | None,
+        typer.Option(
+            help="cpu: as many virtual devices as the mesh has; default: the devices that jax "
+            "finds. Without it: cpu, unless JAX_PLATFORMS is set.",
+            show_default=False,
+            show_choices=True,
+            rich_help_panel=RUN,
+        ),
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Train a byte-level Transformer on Python's own standard library.
+
+    Gradients are reduced by one schedule for each mesh axis. At the end stand the loss on unseen
+    files beside what counting bytes and pairs achieves, and the same steps with jax.lax.pmean.
+    The run folder holds metrics, the plan and checkpoints. Ctrl-C saves, and --resume goes on.
+    """
+    # What needs no jax comes first: jax reads its environment when it is imported or first used.
+    words = {"model": model, "steps": steps, "batch": batch, "seq": seq, "lr": lr, "seed": seed}
+    given: dict[str, Any] = {name: value for name, value in words.items() if value is not None}
+    if lr is not None and not (lr > 0 and math.isfinite(lr)):
+        raise DataError(f"--lr has to be a positive number, not {lr}")
+    if mesh is not None:
+        given["mesh"] = show_mesh(parse_mesh(mesh))
+    schedules = parse_schedules(schedule or [])
+    if resume is not None and (run is not None or demo):
+        other = "--demo" if demo else "--run"
+        raise DataError(f"{other} begins a fresh run, and --resume goes on with one. Drop {other}.")
+    _choose_platform(platform)
+    config = _config(given, schedules, demo, run, resume)
+    if os.environ.get("JAX_PLATFORMS", "").split(",")[0] == "cpu":
+        _virtual_devices(math.prod(parse_mesh(config.mesh).values()))
+
+    from collc.training import lm
+
+    summary = lm.train(config, Report())
+    if summary.exit_status:
+        raise typer.Exit(summary.exit_status)
+
+
+def parse_schedules(texts: list[str]) -> dict[str, str]:
+    """The axes and schedules of ``["gpu=ring", "host=tree"]``. Raises ScheduleError."""
+    found: dict[str, str] = {}
+    for text in texts:
+        axis, equals, schedule = (word.strip() for word in text.partition("="))
+        if not equals or not axis.isidentifier() or not schedule:
+            raise ScheduleError(
+                f"--schedule {text!r}: found no axis with its schedule. Write it as gpu=ring."
+            )
+        if axis in found:
+            raise ScheduleError(f"--schedule gives axis {axis} twice. Drop one.")
+        found[axis] = schedule
+    return found
+
+
+def _config(
+    given: dict[str, Any],
+    schedules: Mapping[str, str],
+    demo: bool,
+    run: Path | None,
+    resume: Path | None,
+) -> "TrainConfig":
+    """The run's config. What is given for a resumed run is passed on: training compares it."""
+    from collc.training import config as configs
+
+    if resume is not None:
+        begun = configs.resumed(resume)
+        if schedules:
+            given["schedules"] = {**begun.schedules, **schedules}
+        return configs.resumed(resume, **given)
+    plain = configs.TrainConfig()
+    axes = list(parse_mesh(given.get("mesh", plain.mesh)))
+    for axis in schedules:
+        if axis not in axes:
+            raise MeshError(
+                f"--schedule names axis {axis}, which the mesh {given.get('mesh', plain.mesh)} "
+                f"does not have. {nearest(axis, axes)}"
+            )
+    usual = {axis: "ring" if axis == axes[-1] else "tree" for axis in axes}
+    own = {axis: s for axis, s in plain.schedules.items() if axis in axes}
+    given["schedules"] = {**usual, **own, **schedules}
+    given["folder"] = run
+    return configs.demo(**given) if demo else configs.TrainConfig(**given)
+
+
+def _choose_platform(platform: Platform | None) -> None:
+    if platform is Platform.CPU:
+        os.environ["JAX_PLATFORMS"] = "cpu"
+    elif platform is None:
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    if "jax" in sys.modules and platform is not Platform.DEFAULT:
+        # Only when run inside another program: jax has read its environment by now.
+        import jax
+
+        jax.config.update("jax_platforms", os.environ["JAX_PLATFORMS"])
+
+
+def _virtual_devices(count: int) -> None:
+    """Ask for that many CPU devices, unless XLA_FLAGS does already; its other flags are kept."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    if DEVICES not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} {DEVICES}={count}".strip()

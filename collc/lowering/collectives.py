@@ -1,0 +1,344 @@
+"""The per-device functions, under their names in ``jax.lax``, with a schedule for the axis name.
+
+They run inside ``jax.shard_map``, on any pytree. The schedule may be
+
+- left out: the plan of the step that is being traced;
+- an axis name or a tuple of them: that plan, on these axes only;
+- a plan, a schedule placed on mesh axes, or the text of one.
+
+Shapes, dtypes and the order of chunks are those of the lax namesake, and so are derivatives.
+``accumulate``: the dtype in which sums are kept, the leaf's own by default; ``wire``: the dtype
+that travels. Raises MeshError for axes that are not manual here, DataError for shapes and dtypes
+that cannot work, ScheduleError or ProofError for the schedule.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from collc.analysis.certificate import Certificate, verify
+from collc.errors import DataError, MeshError, PlanError, ScheduleError, nearest
+from collc.language.algebra import Leaf, Relabel, Schedule, map_leaves
+from collc.language.parse import parse
+from collc.language.states import KINDS
+from collc.lowering import context, operands
+from collc.lowering.lower import frame
+from collc.lowering.primitive import bind
+from collc.lowering.wire import Cast, Plain, Wire
+
+On = Any  # None, an axis name, a tuple of them, a schedule or its text, or a plan
+
+
+def psum(x: Any, schedule: On = None, *, accumulate: Any = None, wire: Any = None, specs: Any = None) -> Any:
+    """Sum over the ranks, as ``lax.psum``. ``specs``: the leaves' sharding over automatic axes."""
+    return _reduce(x, schedule, "sum", accumulate, wire, specs)
+
+
+def pmean(x: Any, schedule: On = None, *, accumulate: Any = None, wire: Any = None, specs: Any = None) -> Any:
+    """Mean over the ranks, as ``lax.pmean``. ``specs``: the leaves' sharding over automatic axes."""
+    return _reduce(x, schedule, "mean", accumulate, wire, specs)
+
+
+def pmax(x: Any, schedule: On = None, *, specs: Any = None) -> Any:
+    """Maximum over the ranks, as ``lax.pmax``; it has no derivative."""
+    return _reduce(x, schedule, "max", None, None, specs)
+
+
+def pmin(x: Any, schedule: On = None, *, specs: Any = None) -> Any:
+    """Minimum over the ranks, as ``lax.pmin``; it has no derivative."""
+    return _reduce(x, schedule, "min", None, None, specs)
+
+
+def psum_scatter(
+    x: Any,
+    schedule: On = None,
+    *,
+    scatter_dimension: int = 0,
+    tiled: bool = False,
+    accumulate: Any = None,
+    wire: Any = None,
+) -> Any:
+    """The sum over the ranks, of which rank r keeps chunk r, as ``lax.psum_scatter``.
+
+    tiled: [..., n * k, ...] -> [..., k, ...] at ``scatter_dimension``; else [..., n, ...] -> [..., ...].
+    """
+    use = _use("psum_scatter", "reduce_scatter", schedule, accumulate, wire)
+    leaves, tree = jax.tree.flatten(x)
+    values = [jnp.asarray(leaf) for leaf in leaves]
+    fronts = [_split("psum_scatter", use.n, v, scatter_dimension, tiled) for v in values]
+    done = _exchange(use, fronts, use.n, 1)
+
+    def back(front: jax.Array, y: jax.Array) -> jax.Array:
+        y = y.reshape(front.shape[1:])
+        # [k, rest]: the n * k dimension's own part is in front still.
+        return jnp.moveaxis(y, 0, scatter_dimension) if tiled else y[0]
+
+    return jax.tree.unflatten(tree, [back(f, y) for f, y in zip(fronts, done, strict=True)])
+
+
+def all_gather(
+    x: Any, schedule: On = None, *, axis: int = 0, tiled: bool = False, to: str = "varying"
+) -> Any:
+    """Every rank's value, as ``lax.all_gather``: stacked in a new dimension, or tiled along one.
+
+    ``to="invarying"`` types the result as the same on all ranks, which the certificate has proved.
+    """
+    if to not in ("varying", "invarying"):
+        raise DataError(f"all_gather: to is 'varying' or 'invarying', not {to!r}")
+    use = _use("all_gather", "all_gather", schedule, drop=to == "invarying")
+    leaves, tree = jax.tree.flatten(x)
+    values = [jnp.asarray(leaf) for leaf in leaves]
+    done = _exchange(use, [v[None] for v in values], 1, use.n)
+
+    def back(v: jax.Array, y: jax.Array) -> jax.Array:
+        y = y.reshape(use.n, *v.shape)
+        if not tiled:
+            return jnp.moveaxis(y, 0, axis)
+        at = axis % v.ndim
+        return jnp.moveaxis(y, 0, at).reshape(
+            *v.shape[:at], use.n * v.shape[at], *v.shape[at + 1 :]
+        )
+
+    return jax.tree.unflatten(tree, [back(v, y) for v, y in zip(values, done, strict=True)])
+
+
+def all_to_all(
+    x: Any, schedule: On = None, split_axis: int = 0, concat_axis: int = 0, *, tiled: bool = False
+) -> Any:
+    """Rank r's chunk s becomes rank s's chunk r, as ``lax.all_to_all``."""
+    use = _use("all_to_all", "all_to_all", schedule)
+    leaves, tree = jax.tree.flatten(x)
+    values = [jnp.asarray(leaf) for leaf in leaves]
+    fronts = [_split("all_to_all", use.n, v, split_axis, tiled) for v in values]
+    done = _exchange(use, fronts, use.n, use.n)
+
+    def back(v: jax.Array, front: jax.Array, y: jax.Array) -> jax.Array:
+        y = y.reshape(front.shape)
+        if not tiled:
+            return jnp.moveaxis(y[:, 0], 0, concat_axis)
+        split, at = split_axis % v.ndim, concat_axis % v.ndim
+        y = jnp.moveaxis(y, 1, split + 1)
+        y = jnp.moveaxis(y, 0, at)
+        return y.reshape(*y.shape[:at], y.shape[at] * y.shape[at + 1], *y.shape[at + 2 :])
+
+    done = [back(v, f, y) for v, f, y in zip(values, fronts, done, strict=True)]
+    return jax.tree.unflatten(tree, done)
+
+
+def pbroadcast(x: Any, schedule: On = None, source: int = 0, *, specs: Any = None) -> Any:
+    """Rank ``source``'s value on every rank, as ``lax.pbroadcast``."""
+    use = _use("pbroadcast", "broadcast", schedule, source=source)
+    leaves, tree = jax.tree.flatten(x)
+    return jax.tree.unflatten(tree, _whole(use, [jnp.asarray(v) for v in leaves], specs))
+
+
+# ---- what all of them share -----------------------------------------------------------------------
+
+
+class _Use:
+    """A proved schedule, with everything that the primitive wants to know."""
+
+    def __init__(self, certificate: Certificate, op: str, accumulate: Any, wire: Any, drop: bool):
+        self.certificate, self.op, self.accumulate = certificate, op, accumulate
+        self.wire, self.drop = wire, drop
+        self.axes = tuple(axis for axis, _ in certificate.sizes)
+        self.n = math.prod(size for _, size in certificate.sizes)
+        self.native = all(leaf.native for leaf in certificate.schedule.leaves())
+        self.slots = frame(certificate.schedule, dict(certificate.sizes))
+
+    def run(self, xs: list[jax.Array]) -> list[jax.Array]:
+        return bind(
+            [_varying(x, self.axes) for x in xs],
+            self.certificate,
+            op=self.op,
+            wire=self.wire,
+            accumulate=self.accumulate,
+            drop=self.drop,
+        )
+
+
+def _varying(x: jax.Array, axes: Sequence[str]) -> jax.Array:
+    missing = tuple(a for a in axes if a not in jax.typeof(x).manual_axis_type.varying)
+    return lax.pcast(x, missing, to="varying") if missing else x
+
+
+def _use(
+    name: str,
+    kind: str,
+    on: On,
+    accumulate: Any = None,
+    wire: Any = None,
+    *,
+    op: str = "sum",
+    drop: bool = True,
+    source: int | None = None,
+    size: int | None = None,
+) -> _Use:
+    schedule = _resolve(name, kind, on, size)
+    mesh = jax.sharding.get_abstract_mesh()
+    for axis in schedule.axes:
+        if axis not in mesh.axis_names:
+            raise MeshError(
+                f"collc.{name}: {schedule} is placed on {axis!r}, which the mesh here does not have. "
+                f"{nearest(axis, mesh.axis_names)}"
+                + ("" if mesh.axis_names else " It runs inside jax.shard_map.")
+            )
+        if axis not in mesh.manual_axes:
+            raise MeshError(
+                f"collc.{name}: {axis!r} is an automatic axis here. Name it in axis_names= of "
+                "jax.shard_map, or leave it to XLA."
+            )
+    if schedule.collective is not KINDS[kind]:
+        raise ScheduleError(
+            f"collc.{name} needs {KINDS[kind].before} -> {KINDS[kind].after} on every axis, but "
+            f"{schedule} is {schedule.type}."
+        )
+    sizes = {a: mesh.shape[a] for a in mesh.axis_names if a in schedule.axes}
+    if source is not None:
+        schedule = _from(schedule, source, sizes)
+    certificate = verify(schedule, **sizes)
+    _consistent(name, certificate, narrow=wire is not None or accumulate is not None)
+    dtype = None if accumulate is None else str(jnp.dtype(accumulate))
+    return _Use(certificate, op, dtype, _format(wire), drop)
+
+
+def _format(wire: Any) -> Wire:
+    """What travels: a format, a dtype, or the value itself, whatever the sums are kept in."""
+    if wire is not None:
+        return wire if hasattr(wire, "pack") else Cast(str(jnp.dtype(wire)))
+    return Plain()
+
+
+def _resolve(name: str, kind: str, on: On, size: int | None) -> Schedule:
+    if isinstance(on, str) and not on.isidentifier():
+        on = parse(on)
+    if isinstance(on, Schedule):
+        if not on.axes:
+            raise ScheduleError(f'collc.{name}: place the schedule on an axis: {on} @ "axis"')
+        return on
+    if hasattr(on, "schedule"):
+        return on.schedule(kind, None, size)  # type: ignore[union-attr]
+    plan = context.current()
+    if plan is None:
+        raise PlanError(
+            f"collc.{name}: no plan here. Decorate the step with @collc.schedule(plan, ...), or "
+            "pass a schedule or a plan."
+        )
+    axes = None if on is None else (on,) if isinstance(on, str) else tuple(on)
+    return plan.schedule(kind, axes, size)
+
+
+def _from(schedule: Schedule, source: int, sizes: dict[str, int]) -> Schedule:
+    """The broadcast with another root: each axis's ranks shifted by its coordinate of the source."""
+    n = math.prod(sizes.values())
+    if not isinstance(source, int) or not 0 <= source < n:
+        raise DataError(f"collc.pbroadcast: source is one of the ranks 0 to {n - 1}, not {source!r}")
+    if source == 0:
+        return schedule
+    at = dict(zip(sizes, np.unravel_index(source, tuple(sizes.values())), strict=True))
+    def shifted(leaf: Leaf) -> Leaf:
+        rank = 0
+        for axis in leaf.axes:
+            rank = rank * sizes[axis] + int(at[axis])
+        shift = (Relabel(shift=rank),) if rank else ()
+        return replace(leaf, relabels=(*leaf.relabels, *shift))
+
+    return map_leaves(schedule, shifted)
+
+
+def _consistent(name: str, certificate: Certificate, narrow: bool) -> None:
+    """Replicas that may differ in the last bit are refused: they would drift apart for ever."""
+    found = certificate.narrow if narrow else certificate.consistent
+    if found is False:
+        how = "with sums kept wider than what travels, " if narrow else ""
+        raise ScheduleError(
+            f"collc.{name}: {certificate.schedule}: {how}the ranks add in different orders, so "
+            "replicas may differ in the last bit and drift apart. Take a schedule whose certificate "
+            "says consistent: yes."
+        )
+
+
+def _reduce(x: Any, on: On, op: str, accumulate: Any, wire: Any, specs: Any) -> Any:
+    leaves, tree = jax.tree.flatten(x)
+    if not leaves:
+        return x
+    name = f"p{op}"
+    size = sum(np.size(v) * jnp.result_type(v).itemsize for v in leaves)
+    use = _use(name, "all_reduce", on, accumulate, wire, op=op, size=size)
+    if not any(isinstance(v, jax.core.Tracer) for v in leaves):
+        # As in lax: a constant of the program is not sent.
+        scale = {"sum": use.n, "mean": 1}.get(op, 1)
+        return jax.tree.map(lambda v: v * scale, x) if scale != 1 else x
+    values = [jnp.asarray(v) for v in leaves]
+    if op in ("sum", "mean"):
+        values = [v.astype(jnp.int32) if v.dtype == bool else v for v in values]
+    if op == "mean" and not all(jnp.issubdtype(v.dtype, jnp.inexact) for v in values):
+        sums = _reduce(jax.tree.unflatten(tree, values), on, "sum", accumulate, wire, specs)
+        return jax.tree.map(lambda v: v / use.n, sums)
+    return jax.tree.unflatten(tree, _whole(use, values, specs))
+
+
+def _whole(use: _Use, values: list[jax.Array], specs: Any) -> list[jax.Array]:
+    """Leaves in, leaves of the same shapes out."""
+    if use.native:
+        done = use.run([v.reshape(1) if v.ndim == 0 else v for v in values])
+        return [y.reshape(v.shape) for v, y in zip(values, done, strict=True)]
+    auto = operands.automatic()
+    if not auto:
+        if specs is not None:
+            raise DataError("specs= has no effect here: no axis of the mesh is automatic. Drop it.")
+        done = operands.flat([v.reshape(-1) for v in values], use.run)
+        return [y.reshape(v.shape) for v, y in zip(values, done, strict=True)]
+    each: list[Any] = [None] * len(values)
+    if specs is not None:
+        is_spec = lambda s: s is None or isinstance(s, PartitionSpec)  # noqa: E731
+        each = jax.tree.leaves(specs, is_leaf=is_spec)
+        if len(each) != len(values):
+            raise DataError(f"specs: {len(each)} for {len(values)} leaves. Give one for each leaf.")
+    slots = use.slots.slots * use.slots.grain
+    pairs = [operands.cut(v, s, auto, slots) for v, s in zip(values, each, strict=True)]
+    done = use.run([x for x, _ in pairs])
+    return [back(y) for (_, back), y in zip(pairs, done, strict=True)]
+
+
+def _exchange(use: _Use, fronts: list[jax.Array], lead_in: int, lead_out: int) -> list[jax.Array]:
+    """[lead_in, p...] in, [lead_out, p...] out, as the primitive has them: with the leads merged."""
+    if operands.automatic():
+        # [lead, k, rest] -> [lead * k, rest]; dimension 0 of what remains is cut along with it.
+        merged = [f.reshape(f.shape[0] * f.shape[1], *f.shape[2:]) if f.ndim > 1 else f for f in fronts]
+        return use.run(merged)
+    return operands.flat(fronts, use.run, lead_in, lead_out)
+
+
+def _split(name: str, n: int, v: jax.Array, dimension: int, tiled: bool) -> jax.Array:
+    """[n, k, rest...]: the dimension split over the ranks in front, its own part next."""
+    if v.ndim == 0:
+        raise DataError(f"collc.{name}: a scalar has no dimension to split over {n} ranks")
+    dimension = _dimension(name, v, dimension)
+    size = v.shape[dimension]
+    if tiled and size % n:
+        raise DataError(
+            f"collc.{name}: dimension {dimension} of shape {v.shape} does not divide over {n} ranks. "
+            f"Pad it to {-(-size // n) * n}."
+        )
+    if not tiled and size != n:
+        raise DataError(
+            f"collc.{name}: dimension {dimension} of shape {v.shape} has to be {n}, one for each "
+            "rank; or say tiled=True."
+        )
+    front = jnp.moveaxis(v, dimension, 0)
+    return front.reshape(n, size // n, *front.shape[1:])
+
+
+def _dimension(name: str, v: jax.Array, dimension: int) -> int:
+    if not -v.ndim <= dimension < v.ndim:
+        raise DataError(f"collc.{name}: a value of shape {v.shape} has no dimension {dimension}")
+    return dimension % v.ndim
+

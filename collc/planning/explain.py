@@ -1,0 +1,65 @@
+"""A plan in words: what each collective does, what it costs at least, and what XLA would do."""
+
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from collc.analysis.certificate import share
+
+if TYPE_CHECKING:
+    from collc.planning.plan import Plan
+
+
+def explain(plan: "Plan") -> str:
+    """A table with a row for each collective, as plain text of at most 100 columns."""
+    size = dict(plan.sizes)
+    console = Console(width=100, no_color=True, record=True, file=_Nowhere())
+    console.print(str(plan), highlight=False, soft_wrap=True)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("collective", "schedule", "steps", "rounds", "sent", "bound", "depth", "equal bits"):
+        table.add_column(column, justify="right" if column in _NUMBERS else "left")
+    certificates = {c: plan.certificate(c) for c in ("all_reduce", "reduce_scatter", "all_gather")}
+    certificates |= {c: plan.certificate(c) for c in ("all_to_all", "broadcast")}
+    for collective, c in certificates.items():
+        native = c.sent is None
+        table.add_row(
+            collective,
+            str(c.schedule),
+            str(c.steps),
+            "-" if native and not c.rounds else str(c.rounds),
+            "-" if native or c.sent is None else share(c.sent),
+            share(c.bound.sent) if c.bound else "-",
+            "-" if c.depth is None else str(c.depth),
+            {True: "yes", False: "no", None: "trusted"}[c.consistent],
+        )
+    console.print(table)
+    ranks = " x ".join(f"{axis} {size[axis]}" for axis in plan.axes)
+    lines = [
+        f"{plan.ranks} ranks ({ranks}). S is a rank's full buffer; sent: by the busiest rank; bound: "
+        "what some rank has to send.",
+        "A round is one ppermute, launched by itself; XLA's own collective is one launch, which it "
+        "pipelines inside. On a small mesh, or where rounds are many, XLA's own may be faster.",
+    ]
+    own = [c for c, certificate in certificates.items() if certificate.trusted]
+    if own:
+        lines.append(f"XLA's own collective, trusted and not proved, takes part in: {', '.join(own)}.")
+    rest = [a for a, n in plan.sizes if a not in plan.axes and n > 1]
+    if rest:
+        lines.append(f"Left to XLA: {', '.join(rest)}.")
+    for line in lines:
+        console.print(line, highlight=False)
+    return "\n".join(line.rstrip() for line in console.export_text().splitlines())
+
+
+_NUMBERS = {"steps", "rounds", "sent", "bound", "depth"}
+
+
+class _Nowhere:
+    """Where the recording console prints."""
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+    def flush(self) -> None:
+        pass

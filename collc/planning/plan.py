@@ -1,0 +1,218 @@
+"""Plans: one schedule for each axis of a mesh, put together for every collective."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh, Mesh
+
+from collc.analysis.certificate import Certificate, verify
+from collc.errors import MeshError, PlanError, nearest
+from collc.language.algebra import Schedule
+from collc.planning.registry import Algorithm, algorithm
+
+COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which schedule each axis of a mesh takes. Made by ``collc.plan``; hashable.
+
+    ``digest`` covers what every schedule of the plan does on its mesh, so that two plans are equal
+    only where they send the same.
+    """
+
+    mesh: Mesh | AbstractMesh = field(compare=False, repr=False)
+    sizes: tuple[tuple[str, int], ...]
+    algorithms: tuple[tuple[str, Algorithm], ...] = field(compare=False)
+    digest: str
+
+    @cached_property
+    def axes(self) -> tuple[str, ...]:
+        """The axes that the plan schedules, in mesh order, outermost first."""
+        return tuple(axis for axis, _ in self.algorithms)
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks over all of the plan's axes."""
+        size = dict(self.sizes)
+        total = 1
+        for axis in self.axes:
+            total *= size[axis]
+        return total
+
+    def schedule(
+        self, collective: str, axes: Sequence[str] | None = None, size: int | None = None
+    ) -> Schedule:
+        """The schedule of a collective over all axes of the plan, or some of them.
+
+        ``size`` is the buffer's in bytes; this plan takes the same schedule for all sizes. Inner
+        axes scatter first and gather last. An axis whose schedule has no scatter form reduces at
+        its level; one that has no form of the collective at all takes XLA's own.
+        """
+        chosen = self.axes if axes is None else tuple(axes)
+        for axis in chosen:
+            if axis not in self.axes:
+                raise PlanError(
+                    f"the plan does not schedule axis {axis!r}. {nearest(axis, self.axes)}"
+                )
+        chosen = tuple(a for a in self.axes if a in chosen)
+        return self._composed(collective, chosen)
+
+    def _composed(self, collective: str, axes: tuple[str, ...]) -> Schedule:
+        outward, inward = axes[::-1], axes
+        if collective == "all_reduce":
+            return self._all_reduce(outward)
+        if collective not in COLLECTIVES:
+            raise PlanError(f"a plan has no {collective!r}. {nearest(collective, COLLECTIVES)}")
+        order = outward if collective in ("reduce_scatter", "all_to_all") else inward
+        return _then([self._one(collective, axis) @ axis for axis in order])
+
+    def _all_reduce(self, outward: tuple[str, ...]) -> Schedule:
+        down: list[Schedule] = []
+        up: list[Schedule] = []
+        *inner, outermost = outward
+        for axis in inner:
+            scatter, gather = self._own("reduce_scatter", axis), self._own("all_gather", axis)
+            if scatter is not None and gather is not None:
+                down.append(scatter @ axis)
+                up.append(gather @ axis)
+            else:
+                down.append(self._one("all_reduce", axis) @ axis)
+        return _then([*down, self._one("all_reduce", outermost) @ outermost, *up[::-1]])
+
+    def _own(self, collective: str, axis: str) -> Schedule | None:
+        return dict(self.algorithms)[axis].get(collective)
+
+    def _one(self, collective: str, axis: str) -> Schedule:
+        own = self._own(collective, axis)
+        if own is None and collective == "all_reduce":
+            scatter, gather = self._own("reduce_scatter", axis), self._own("all_gather", axis)
+            push, pull = self._own("reduce", axis), self._own("broadcast", axis)
+            for first, last in ((scatter, gather), (push, pull)):
+                if first is not None and last is not None:
+                    return first >> last
+        return own if own is not None else _native(collective)
+
+    def certificate(self, collective: str) -> Certificate:
+        """The proof of a collective over all axes of the plan."""
+        return verify(self.schedule(collective), **dict(self.sizes))
+
+    @property
+    def text(self) -> str:
+        """The plan's source, as ``save`` writes it: readable, and ``Plan.load`` takes it back."""
+        size = dict(self.sizes)
+        lines = ["# A plan of collc: one schedule for each mesh axis.", "collc-plan 1"]
+        lines += ["mesh " + " ".join(f"{axis}={n}" for axis, n in size.items())]
+        lines += [f"axis {axis} = {a.source}" for axis, a in self.algorithms]
+        for collective in COLLECTIVES:
+            certificate = self.certificate(collective)
+            lines.append(f"{collective} {certificate.digest} = {self.schedule(collective)}")
+        return "\n".join(lines) + "\n"
+
+    def __str__(self) -> str:
+        mesh = ", ".join(f"{axis}={n}" for axis, n in self.sizes)
+        choice = ", ".join(f"{json.dumps(a)}: {json.dumps(x.source)}" for a, x in self.algorithms)
+        return f"collc.plan(mesh({mesh}), {{{choice}}})"
+
+    def save(self, path: str | Path) -> None:
+        """Writes the plan as text."""
+        Path(path).write_text(self.text)
+
+    @staticmethod
+    def load(path: str | Path, mesh: Mesh | AbstractMesh) -> "Plan":
+        """Reads a plan back. Raises PlanError where the file, the mesh or a schedule has changed."""
+        try:
+            text = Path(path).read_text()
+        except (OSError, UnicodeDecodeError) as e:
+            raise PlanError(f"cannot read the plan {path}: {e}") from None
+        return read(text, mesh, str(path))
+
+    def explain(self) -> str:
+        """What the plan does for each collective, against its lower bound and against XLA's own."""
+        from collc.planning.explain import explain
+
+        return explain(self)
+
+
+def plan(mesh: Mesh | AbstractMesh, axes: Mapping[str, str | Schedule]) -> Plan:
+    """A plan for a mesh: the name of an algorithm or a schedule for each axis that it schedules.
+
+    Axes that are left out stay with XLA. Every schedule is proved here and now. Raises PlanError
+    for unknown names, MeshError for unknown axes, ProofError for a schedule that is not right.
+    """
+    if not isinstance(mesh, Mesh | AbstractMesh):
+        raise MeshError(f"a plan is for a jax mesh, not {mesh!r}. See jax.make_mesh.")
+    if not axes:
+        raise PlanError('a plan needs a schedule for at least one axis, as in {"gpu": "ring"}')
+    for axis in axes:
+        if axis not in mesh.axis_names:
+            raise MeshError(f"the mesh has no axis {axis!r}. {nearest(axis, mesh.axis_names)}")
+    chosen = tuple((a, algorithm(axes[a])) for a in mesh.axis_names if a in axes)
+    sizes = tuple((a, mesh.shape[a]) for a in mesh.axis_names)
+    draft = Plan(mesh, sizes, chosen, "")
+    digests = "".join(draft.certificate(c).digest for c in COLLECTIVES)
+    digest = hashlib.sha256(f"{sizes} {digests}".encode()).hexdigest()[:16]
+    return Plan(mesh, sizes, chosen, digest)
+
+
+def read(text: str, mesh: Mesh | AbstractMesh, path: str) -> Plan:
+    """The plan of a text, checked against what its schedules are now."""
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    if not lines or lines[0].split() != ["collc-plan", "1"]:
+        raise PlanError(f"{path} is no plan of collc: it has to begin with 'collc-plan 1'.")
+    chosen: dict[str, str] = {}
+    digests: dict[str, tuple[str, str]] = {}
+    sizes: dict[str, int] = {}
+    try:
+        for line in lines[1:]:
+            word, rest = line.split(maxsplit=1)
+            if word == "mesh":
+                sizes = {a: int(n) for a, n in (pair.split("=") for pair in rest.split())}
+            elif word == "axis":
+                axis, source = rest.split(" = ", 1)
+                chosen[axis] = source
+            elif word in COLLECTIVES:
+                digest, schedule = rest.split(" = ", 1)
+                digests[word] = digest, schedule
+            else:
+                raise ValueError(word)
+        if set(digests) != set(COLLECTIVES):
+            raise ValueError("it ends too early")
+    except ValueError as e:
+        raise PlanError(f"{path} is damaged ({e}). Make the plan again.") from None
+    now = {a: mesh.shape[a] for a in mesh.axis_names}
+    if now != sizes:
+        raise PlanError(f"{path} is for the mesh {sizes}, but this one is {now}.")
+    result = plan(mesh, chosen)
+    for collective, (digest, schedule) in digests.items():
+        current = result.certificate(collective).digest
+        if current != digest:
+            raise PlanError(
+                f"{path}: {schedule} does something else today than when the plan was made (digest "
+                f"{digest} then, {current} now). Bring its file back, or make a new plan."
+            )
+    return result
+
+
+def _then(parts: Sequence[Schedule]) -> Schedule:
+    result = parts[0]
+    for part in parts[1:]:
+        result = result >> part
+    return result
+
+
+def _native(collective: str) -> Schedule:
+    found = algorithm("native").get(collective)
+    assert found is not None, collective
+    return found
+
+
+def devices(plan: Plan) -> Sequence[Any]:
+    """The plan's devices, in mesh order."""
+    return list(plan.mesh.devices.flat) if isinstance(plan.mesh, Mesh) else jax.devices()

@@ -1,0 +1,62 @@
+"""From the name of an algorithm to its schedules, one for each collective that it knows."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from collc.errors import PlanError, nearest
+from collc.language.algebra import Schedule
+from collc.language.leaves import Family
+from collc.language.library import contents, find, modules
+from collc.language.states import KINDS
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """Unplaced schedules of one algorithm, by collective. ``source``: the text that names it."""
+
+    source: str
+    schedules: tuple[tuple[str, Schedule], ...]
+
+    def get(self, collective: str) -> Schedule | None:
+        return dict(self.schedules).get(collective)
+
+
+def algorithm(source: str | Schedule) -> Algorithm:
+    """``"ring"`` is a module's schedules; anything else names one schedule, which has to be unplaced.
+
+    Raises PlanError, with the nearest known names.
+    """
+    if isinstance(source, str) and source.isidentifier():
+        if source in modules():
+            return Algorithm(source, tuple(_collectives(source).items()))
+        raise PlanError(f"there is no schedule {source!r}. {nearest(source, modules())}")
+    schedule = find(source) if isinstance(source, str) else source
+    if not isinstance(schedule, Schedule):
+        raise PlanError(f"an axis takes the name of a schedule or a schedule, not {source!r}")
+    if schedule.axes:
+        raise PlanError(
+            f"{schedule} is placed already. The plan places it: give it without @."
+        )
+    kind = schedule.collective
+    if kind is None:
+        raise PlanError(f"{schedule} is {schedule.type}, which is no one collective.")
+    return Algorithm(str(source), ((kind.name, schedule),))
+
+
+def _collectives(module: str) -> Mapping[str, Schedule]:
+    """A module's schedules by collective: those that bear its name, else the first of each kind."""
+    here = contents(modules()[module])
+    found: dict[str, Schedule] = {}
+    for value in here.values():
+        kind = None if isinstance(value, Family) else getattr(value, "collective", None)
+        if kind is not None and isinstance(value, Schedule):
+            found.setdefault(kind.name, value)
+    for name, value in here.items():
+        if name in KINDS and isinstance(value, Schedule):
+            found[name] = value
+    if not found:
+        raise PlanError(
+            f"{module} has parameters: name it with them, as in "
+            f"{', '.join(f'{v.name}(...)' for v in here.values() if isinstance(v, Family))}."
+        )
+    return found

@@ -1,0 +1,146 @@
+"""The folder of a run: who may write into it, and what a resumed run has to agree with.
+
+config.json   the config and the corpus's digest      metrics.jsonl   a line a step
+plan.txt      the plan with its schedules' digests    summary.json    how it ended
+checkpoints/  see checkpoint.py
+"""
+
+import difflib
+import json
+import shlex
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from collc.errors import CheckpointError, DataError, PlanError
+from collc.training import checkpoint
+from collc.training.checkpoint import Checkpoint, write_text
+from collc.training.config import CONFIG, TrainConfig, resumed
+
+PLAN, METRICS, SUMMARY, CHECKPOINTS = "plan.txt", "metrics.jsonl", "summary.json", "checkpoints"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A folder that this run may write to, and the checkpoint to go on from, if there is one."""
+
+    path: Path
+    checkpoint: Checkpoint | None
+
+    @property
+    def start(self) -> int:
+        """The steps that are finished."""
+        return self.checkpoint.step if self.checkpoint else 0
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / CHECKPOINTS
+
+
+def resume_command(path: Path) -> str:
+    """What to type to go on with the run in `path`."""
+    return f"{shlex.quote(sys.executable)} -m collc train --resume {shlex.quote(str(path))}"
+
+
+def plan_text(plan: Any) -> str:
+    """The text of a plan as `plan.save` writes it, digests included."""
+    with tempfile.TemporaryDirectory() as folder:
+        plan.save(Path(folder) / PLAN)
+        return (Path(folder) / PLAN).read_text(encoding="utf-8")
+
+
+def _fresh_path(demo: bool) -> Path:
+    """A folder below runs/ named by the time, that does not exist yet."""
+    name = f"runs/{'demo' if demo else 'train'}-{time.strftime('%Y%m%d-%H%M%S')}"
+    paths = (Path(name + suffix) for suffix in ("", *(f"-{i}" for i in range(2, 1000))))
+    return next(path for path in paths if not path.exists())
+
+
+def open_run(config: TrainConfig, plan: str, corpus: str) -> RunFolder:
+    """Make the folder of a fresh run, or check that of a resumed one. `plan` is `plan_text`,
+    `corpus` its digest.
+
+    Raises CheckpointError if a fresh run would write over another one or a resumed one would not be
+    the same; PlanError if the plan or one of its schedules differs; DataError if the text does.
+    """
+    if config.resume:
+        return _reopen(config, plan, corpus)
+    path = config.folder or _fresh_path(config.demo)
+    if path.exists() and not path.is_dir():
+        raise CheckpointError(f"{path} is a file, not a folder. Choose another run folder.")
+    if (path / CONFIG).exists():
+        done = max(checkpoint.steps(path / CHECKPOINTS), default=0)
+        raise CheckpointError(
+            f"{path} already holds a run ({done} steps in its last checkpoint). Go on with it: "
+            f"{resume_command(path)}; or choose a fresh folder."
+        )
+    if path.exists() and any(path.iterdir()):
+        raise CheckpointError(
+            f"{path} is not empty and holds no run of collc. Choose a fresh folder."
+        )
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        write_text(path / PLAN, plan)
+        write_text(
+            path / CONFIG,
+            json.dumps({"config": config.to_json(), "corpus": corpus}, indent=1) + "\n",
+        )
+    except OSError as error:
+        raise CheckpointError(
+            f"The run folder {path} cannot be written: {error}. Choose another one."
+        ) from error
+    return RunFolder(path, None)
+
+
+def _reopen(config: TrainConfig, plan: str, corpus: str) -> RunFolder:
+    if config.folder is None:
+        known = sorted(
+            (path.parent for path in Path("runs").glob(f"*/{CONFIG}")),
+            key=lambda path: path.stat().st_mtime,
+        )
+        newest = f" The newest run here is {known[-1]}." if known else ""
+        raise CheckpointError(f"To resume, say which run: its folder is needed.{newest}")
+    path, before = config.folder, resumed(config.folder).identity()
+    for name, value in config.identity().items():
+        if value != before[name]:
+            raise CheckpointError(
+                f"The run in {path} has {name}={before[name]!r}, but {name}={value!r} was asked "
+                "for: that would be another run. Resume without it, or choose a fresh folder."
+            )
+    try:
+        old_plan = (path / PLAN).read_text(encoding="utf-8")
+        old_corpus = json.loads((path / CONFIG).read_text(encoding="utf-8"))["corpus"]
+    except (OSError, ValueError, KeyError) as error:
+        raise CheckpointError(
+            f"{path} is not a whole run folder ({error!r}). Start a fresh run in another one."
+        ) from error
+    found = checkpoint.latest(path / CHECKPOINTS) if checkpoint.steps(path / CHECKPOINTS) else None
+    for saved in (old_plan, found and found.notes.get("plan")):
+        if saved is not None and saved != plan:
+            raise PlanError(
+                f"The plan of the run in {path} is not today's: a schedule's file has changed, or "
+                "its name means another one. - is the run's, + is "
+                f"today's:\n{_difference(saved, plan)}\nRestore the schedule, or choose a fresh "
+                "folder."
+            )
+    for saved in (old_corpus, found and found.notes.get("corpus")):
+        if saved is not None and saved != corpus:
+            raise DataError(
+                f"The run in {path} was trained on another text (digest {saved[:12]}, here "
+                f"{corpus[:12]}): this Python's standard library is another one. Resume with the "
+                "Python that began it, or choose a fresh folder."
+            )
+    if found and found.notes.get("identity") != before:
+        raise CheckpointError(
+            f"{found.folder} is of another run than {path / CONFIG}: their configs differ. "
+            "Nothing was changed. Put the right checkpoint back, or choose a fresh folder."
+        )
+    return RunFolder(path, found)
+
+
+def _difference(old: str, new: str) -> str:
+    lines = difflib.unified_diff(old.splitlines(), new.splitlines(), lineterm="", n=0)
+    return "\n".join(line for line in lines if not line.startswith(("---", "+++", "@@")))

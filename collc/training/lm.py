@@ -1,0 +1,251 @@
+"""The run behind `collc train`: a byte-level Transformer learns Python's standard library."""
+
+import functools
+import json
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from collc.models import transformer
+from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
+from rich.console import Console
+
+import collc
+from collc.errors import DataError, nearest
+from collc.training import checkpoint, compare, data, folder, loop, report
+from collc.training.checkpoint import write_text
+from collc.training.compare import SideBySide
+from collc.training.config import TrainConfig, make_mesh
+from collc.training.report import Summary
+
+
+def optimizer(config: TrainConfig) -> optax.GradientTransformation:
+    """AdamW, its rate warmed up linearly and let down by half a cosine."""
+    warm = min(max(10, config.steps // 20), config.steps // 2)
+    rate = optax.warmup_cosine_decay_schedule(
+        0.0, config.lr, warm, config.steps + 1, config.lr / 20
+    )
+    return optax.adamw(rate, b2=0.98, weight_decay=config.weight_decay)
+
+
+def model_config(name: str) -> transformer.Config:
+    """The sizes of that name; DataError if there are none."""
+    if name not in transformer.SIZES:
+        raise DataError(f"There is no model size {name!r}. {nearest(name, transformer.SIZES)}")
+    return transformer.SIZES[name]
+
+
+def planned_step(plan: Any) -> compare.Step:
+    """A train step whose gradients and loss the plan reduces: (model, optimizer, batch) to the mean
+    loss.
+    """
+
+    @nnx.jit
+    @collc.schedule(plan, batch="batch")
+    def train_step(model, optimizer, batch):
+        loss, grads = nnx.value_and_grad(transformer.loss)(model, batch)
+        optimizer.update(model, collc.pmean(grads))
+        return collc.pmean(loss)
+
+    return train_step
+
+
+def lax_step(mesh: jax.sharding.Mesh) -> compare.Step:
+    """The same step in plain JAX, without collc: what XLA's own collectives do."""
+    axes = mesh.axis_names
+
+    @nnx.jit
+    def train_step(model, optimizer, batch):
+        graph, state = nnx.split((model, optimizer))
+
+        @functools.partial(
+            jax.shard_map,
+            mesh=mesh,
+            in_specs=(PartitionSpec(), PartitionSpec(axes)),
+            out_specs=PartitionSpec(),
+            check_vma=False,
+        )
+        def per_device(state, batch):
+            model, optimizer = nnx.merge(graph, state)
+            loss, grads = nnx.value_and_grad(transformer.loss)(model, batch)
+            optimizer.update(model, jax.lax.pmean(grads, axes))
+            return jax.lax.pmean(loss, axes), nnx.state((model, optimizer))
+
+        loss, state = per_device(state, batch)
+        nnx.update((model, optimizer), state)
+        return loss
+
+    return train_step
+
+
+def evaluation_step(plan: Any) -> Callable[[nnx.Module, jax.Array], jax.Array]:
+    """(model, batch) to the mean loss over all devices."""
+
+    @nnx.jit
+    @collc.schedule(plan, batch="batch")
+    def evaluate(model, batch):
+        return collc.pmean(transformer.loss(model, batch))
+
+    return evaluate
+
+
+class Trainer:
+    """Model, optimizer, text and compiled steps of one run, on its mesh."""
+
+    def __init__(
+        self, config: TrainConfig, mesh: jax.sharding.Mesh, plan: Any, corpus: data.Corpus
+    ) -> None:
+        self.config, self.mesh, self.corpus = config, mesh, corpus
+        self.sizes = model_config(config.model)
+        self.everywhere = NamedSharding(mesh, PartitionSpec())
+        self.split = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+        self.step, self.evaluation = planned_step(plan), evaluation_step(plan)
+        self.model, self.optimizer = self.fresh()
+        self.parameters = transformer.parameters(self.model)
+
+    def fresh(self) -> tuple[transformer.Transformer, nnx.Optimizer]:
+        """The initial state, the same for the same seed, a copy on each device."""
+        model = transformer.Transformer(self.sizes, rngs=nnx.Rngs(self.config.seed))
+        state = model, nnx.Optimizer(model, optimizer(self.config), wrt=nnx.Param)
+        nnx.update(state, jax.device_put(nnx.state(state), self.everywhere))
+        return state
+
+    def batch(self, step: int) -> jax.Array:
+        """The training batch of a step, each device holding its part."""
+        config = self.config
+        return jax.device_put(
+            data.batch(self.corpus.train, config.seed, step, config.batch, config.seq), self.split
+        )
+
+    def advance(self, step: int) -> float:
+        """Train one step; returns the loss over the whole batch."""
+        return float(self.step(self.model, self.optimizer, self.batch(step)))
+
+    def validation(self, batches: int) -> np.ndarray:
+        return data.validation_batches(
+            self.corpus.validation, self.config.batch, self.config.seq, batches
+        )
+
+    def evaluate(self, batches: int) -> float:
+        """The mean loss over at most that many batches, spread over the validation text."""
+        losses = [
+            self.evaluation(self.model, jax.device_put(batch, self.split))
+            for batch in self.validation(batches)
+        ]
+        return math.fsum(map(float, losses)) / len(losses)
+
+    def state(self) -> dict[str, Any]:
+        """All that a step changes, as nested dicts of arrays."""
+        parts = {"model": self.model, "optimizer": self.optimizer}
+        return {name: nnx.to_pure_dict(nnx.state(part)) for name, part in parts.items()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Put what `state` returned back."""
+        for name, part in (("model", self.model), ("optimizer", self.optimizer)):
+            own = nnx.state(part)
+            nnx.replace_by_pure_dict(own, state[name])
+            nnx.update(part, own)
+
+
+def train(
+    config: TrainConfig,
+    console: Console | None = None,
+    after: Callable[[int], object] | None = None,
+) -> Summary:
+    """Train as `config` says, talking to `console`, and leave a run folder.
+
+    `after(step)` is called after each step. The mesh's devices must exist: the number of virtual
+    ones is set before jax is imported. Raises MeshError, PlanError, ScheduleError, DataError and
+    CheckpointError before anything is written, StepError if the loss is no longer finite. Ctrl-C
+    and SIGTERM finish the step, save, and say how to resume; see `Summary.exit_status`.
+    """
+    console = console or Console()
+    mesh = make_mesh(config.mesh)
+    data.divide(config.batch, mesh.size)
+    model_config(config.model)
+    corpus = data.corpus()
+    entropy = data.entropy(corpus.train, corpus.validation)
+    plan = collc.plan(mesh, dict(config.schedules))
+    plan_text = folder.plan_text(plan)
+    trainer = Trainer(config, mesh, plan, corpus)
+    run = folder.open_run(config, plan_text, corpus.digest)
+    report.opening(console, plan.explain(), run, config, corpus, trainer.parameters, mesh.size)
+    if run.checkpoint:
+        trainer.load(checkpoint.restore(run.checkpoint, trainer.state()))
+
+    notes = {
+        "identity": config.identity(),
+        "corpus": corpus.digest,
+        "plan": plan_text,
+        "jax": jax.__version__,
+    }
+
+    def advance(step: int) -> float:
+        loss = trainer.advance(step)
+        if after:
+            after(step + 1)
+        return loss
+
+    job = loop.Job(
+        advance=advance,
+        evaluate=lambda: trainer.evaluate(config.evaluation_batches),
+        save=lambda step: checkpoint.save(run.checkpoints, step, trainer.state(), notes),
+        steps=config.steps,
+        tokens=config.batch * config.seq,
+        save_every=config.save_every,
+        evaluate_every=config.evaluate_every,
+    )
+    metrics = loop.Metrics(run.path / folder.METRICS, run.start)
+    try:
+        with loop.Interrupt() as interrupt:
+            began = time.perf_counter()
+            step = loop.run(job, run.start, metrics, console, interrupt)
+            seconds = time.perf_counter() - began
+            final = 4 * config.evaluation_batches
+            validation = None if interrupt.signal else trainer.evaluate(final)
+            both = None if interrupt.signal else _side_by_side(trainer, console, interrupt)
+            summary = Summary(
+                folder=run.path,
+                step=step,
+                steps=config.steps,
+                parameters=trainer.parameters,
+                validation=validation,
+                validation_bytes=trainer.validation(final)[..., 1:].size,
+                unigram=entropy.unigram,
+                bigram=entropy.bigram,
+                seconds=round(seconds, 3),
+                tokens_per_s=round((step - run.start) * job.tokens / seconds, 1),
+                side_by_side=both,
+                interrupted=interrupt.signal,
+            )
+            if validation is not None:
+                metrics.write(step, validation_loss=validation, final=True)
+            write_text(run.path / folder.SUMMARY, json.dumps(summary.to_json(), indent=1) + "\n")
+    finally:
+        metrics.close()
+    report.closing(console, summary)
+    return summary
+
+
+def _side_by_side(
+    trainer: Trainer, console: Console, interrupt: loop.Interrupt
+) -> SideBySide | None:
+    if not (steps := trainer.config.side_by_side):
+        return None
+    with console.status(f"The first {steps} steps again, both ways ...") as status:
+        return compare.side_by_side(
+            trainer.step,
+            lax_step(trainer.mesh),
+            trainer.fresh,
+            trainer.batch,
+            steps,
+            stop=lambda: bool(interrupt.signal),
+            done=lambda step: status.update(
+                f"The first {steps} steps again, both ways: {step} of {steps}"
+            ),
+        )

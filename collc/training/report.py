@@ -1,0 +1,139 @@
+"""What a run says before it begins and when it has ended."""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from collc.training.compare import SideBySide
+from collc.training.config import TrainConfig
+from collc.training.data import Corpus
+from collc.training.folder import PLAN, RunFolder, resume_command
+from collc.training.loop import clock
+
+SHOWN = 40  # lines of a plan's explanation that a terminal gets; the whole is in the run folder
+
+
+@dataclass(frozen=True)
+class Summary:
+    """How a run ended. Losses and entropies are in nats per byte of validation text. `seconds` is
+    the training alone, since it was last resumed, compilation included; `tokens_per_s` is over that
+    time.
+
+    `validation`, `side_by_side` are None if the run was interrupted; `interrupted` is then the
+    signal's number, else 0.
+    """
+
+    folder: Path
+    step: int
+    steps: int
+    parameters: int
+    validation: float | None
+    validation_bytes: int
+    unigram: float
+    bigram: float
+    seconds: float
+    tokens_per_s: float
+    side_by_side: SideBySide | None
+    interrupted: int = 0
+
+    @property
+    def exit_status(self) -> int:
+        """What a shell expects: 0, or 128 and the signal (130 for Ctrl-C, 143 for SIGTERM)."""
+        return 128 + self.interrupted if self.interrupted else 0
+
+    @property
+    def resume_command(self) -> str:
+        return resume_command(self.folder)
+
+    def to_json(self) -> dict[str, Any]:
+        return {**dataclasses.asdict(self), "folder": str(self.folder)}
+
+
+def say(console: Console, text: str) -> None:
+    """Print as it is: no markup (programs have brackets), no colours, no line broken by force."""
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def opening(
+    console: Console,
+    explanation: str,
+    run: RunFolder,
+    config: TrainConfig,
+    corpus: Corpus,
+    parameters: int,
+    devices: int,
+) -> None:
+    """The plan, the text, the model, the folder."""
+    lines = explanation.rstrip().splitlines()
+    if len(lines) > SHOWN:
+        rest = len(lines) - SHOWN
+        lines[SHOWN:] = [f"... {rest} more lines: the plan is in {run.path / PLAN}"]
+    console.print(Panel(Text("\n".join(lines)), title="plan", title_align="left"))
+    batch, seq = config.batch, config.seq
+    going_on = f", going on from step {run.start}" if run.start else ""
+    say(
+        console,
+        f"text   {len(corpus.train):,} bytes of {corpus.train_files} files to train on, "
+        f"{len(corpus.validation):,} bytes of {corpus.validation_files} other files to validate\n"
+        f"model  {config.model}: {parameters:,} parameters; {batch} × {seq} bytes a step, "
+        f"{batch // devices} × {seq} on each of {devices} devices\n"
+        f"run    {run.path}{going_on}",
+    )
+
+
+def closing(console: Console, summary: Summary) -> None:
+    """How the run ended: interrupted and how to go on, or losses, times and the comparison."""
+    if summary.interrupted:
+        say(console, f"Stopped and saved after step {summary.step} of {summary.steps}. To go on:")
+        say(console, f"  {summary.resume_command}")
+    if summary.validation is None:
+        return
+    console.print(_losses(summary, summary.validation))
+    counted = {"unigram": summary.unigram, "bigram": summary.bigram}
+    beaten = [name for name, nats in counted.items() if summary.validation < nats]
+    said = f"below the {' and the '.join(beaten)}" if beaten else "NOT below the unigram"
+    say(console, f"The loss on unseen files is {said} entropy of the same text.")
+    if summary.side_by_side:
+        say(console, _compared(summary.side_by_side))
+    say(
+        console,
+        f"Trained at {summary.tokens_per_s:,.0f} tokens/s for {clock(summary.seconds)}. "
+        f"Everything is in {summary.folder}",
+    )
+
+
+def _losses(summary: Summary, validation: float) -> Table:
+    title = f"{summary.step} steps, {summary.parameters:,} parameters"
+    table = Table(title=title, title_justify="left")
+    table.add_column("")
+    table.add_column("nats per byte", justify="right")
+    table.add_column("bits per byte", justify="right")
+    for name, nats, style in (
+        ("unigram entropy", summary.unigram, ""),
+        ("bigram entropy", summary.bigram, ""),
+        ("validation loss", validation, "bold"),
+    ):
+        table.add_row(name, f"{nats:.3f}", f"{nats / math.log(2):.3f}", style=style)
+    return table
+
+
+def _compared(both: SideBySide) -> str:
+    if both.ratio_low <= 1 <= both.ratio_high:
+        verdict = "no difference that this machine could tell"
+    else:
+        verdict = f"{'lax' if both.ratio > 1 else 'the plan'} is faster here"
+    return (
+        f"Side by side with jax.lax.pmean, {both.steps} steps:\n"
+        f"  parameters  differ by at most {both.largest_difference:.1e} ({both.where}), "
+        f"having moved by up to {both.largest_change:.1e}\n"
+        f"  time        {both.plan_ms:.1f} ms a step, lax {both.lax_ms:.1f} ms; paired ratio "
+        f"{both.ratio:.2f}, half of the pairs from {both.ratio_low:.2f} to {both.ratio_high:.2f}: "
+        f"{verdict}"
+    )

@@ -1,0 +1,129 @@
+"""The command as a process: imports, terminals, pipes, signals."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+COMMAND = (sys.executable, "-m", "collc")
+
+
+def environment(**more: str) -> dict[str, str]:
+    colours = {"COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "GITHUB_ACTIONS", "PY_COLORS"}
+    return {**{k: v for k, v in os.environ.items() if k not in colours}, **more}
+
+
+def test_no_jax_for_what_needs_none():
+    code = """
+import sys
+from typer.testing import CliRunner
+from collc.cli import app
+for args in (["list", "--mesh", "gpu=4"], ["show", "ring.all_reduce", "--mesh", "gpu=4"],
+             ["verify", "hierarchical('host', 'gpu')", "--mesh", "host=2,gpu=4"], ["--version"],
+             ["train", "--help"]):
+    result = CliRunner().invoke(app, args)
+    assert result.exit_code == 0, result.output
+    loaded = {"jax", "jaxlib", "flax", "optax", "orbax"} & sys.modules.keys()
+    assert not loaded, (args, loaded)
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+
+
+def test_python_m_collc_and_its_errors():
+    run = subprocess.run(
+        [*COMMAND, "verify", "rnig.x", "--mesh", "gpu=4"], capture_output=True, text=True
+    )
+    assert run.returncode == 1 and run.stdout == ""
+    assert run.stderr == "error: there is no schedule module 'rnig'. Did you mean ring?\n"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs a pipe that closes")
+def test_a_reader_that_leaves():
+    run = subprocess.Popen(
+        [*COMMAND, "show", "ring.all_reduce", "--mesh", "gpu=2048"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert run.stdout and run.stderr
+    assert run.stdout.readline().startswith(b"ring.all_reduce")
+    run.stdout.close()
+    assert run.stderr.read() == b""
+    assert run.wait(20) == 141
+    run.stderr.close()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs signals")
+def test_ctrl_c_is_quiet(tmp_path):
+    path, begun = tmp_path / "slow.py", tmp_path / "begun"
+    path.write_text(f"open({str(begun)!r}, 'w').close()\nwhile True: pass\n")
+    run = subprocess.Popen(
+        [*COMMAND, "show", f"{path}:x", "--mesh", "gpu=4"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    deadline = time.monotonic() + 20
+    while not begun.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    run.send_signal(signal.SIGINT)
+    assert run.communicate(timeout=20) == (b"", b"")
+    assert run.returncode == 130
+
+
+def test_letters_that_the_terminal_lacks():
+    run = subprocess.run(
+        [*COMMAND, "list"], capture_output=True, env=environment(PYTHONIOENCODING="ascii")
+    )
+    assert run.returncode == 0, run.stderr
+    run.stdout.decode("ascii")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs a pseudo-terminal")
+@pytest.mark.parametrize("width", [50, 80])
+def test_narrow_terminals(width):
+    """No line is wider than the terminal, so that none is wrapped by it or cut."""
+    import fcntl
+    import pty
+    import struct
+    import termios
+
+    code = """
+from typer.testing import CliRunner
+from collc.cli import app
+for args in (["list"], ["list", "--mesh", "gpu=8"], ["show", "tree.all_reduce", "--mesh", "gpu=16"],
+             ["verify", "hierarchical('host', 'gpu')", "--mesh", "host=4,gpu=8"],
+             ["verify", "rnig", "--mesh", "gpu=4"]):
+    app(args, standalone_mode=False)
+"""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
+    run = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        env=environment(TERM="xterm"),
+    )
+    os.close(slave)
+    shown = b""
+    while True:
+        try:
+            piece = os.read(master, 65536)
+        except OSError:  # Linux says so at the end
+            break
+        if not piece:
+            break
+        shown += piece
+    os.close(master)
+    run.wait(20)
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", shown.decode()).splitlines()
+    assert len(lines) > 60
+    assert max(map(len, lines)) <= width
+    text = "\n".join(lines)
+    assert "…" not in text
+    for word in ("server.star", "7/4 S", "14 -> 15", "32/31", "Did you mean ring"):
+        assert word in text, text

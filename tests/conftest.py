@@ -1,0 +1,54 @@
+"""What tests share: 16 virtual CPU devices, calm threads, reproducible examples, golden prints."""
+
+import os
+from pathlib import Path
+
+# Before anything imports jax, which reads them once; only where the caller has not chosen.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+_flags = os.environ.get("XLA_FLAGS", "")
+if "xla_force_host_platform_device_count" not in _flags:
+    # The devices are threads. On a busy machine one may wait long for its turn: XLA must not
+    # abort the process then.
+    os.environ["XLA_FLAGS"] = (
+        f"{_flags} --xla_force_host_platform_device_count=16"
+        " --xla_cpu_collective_call_terminate_timeout_seconds=300"
+        " --xla_cpu_collective_call_warn_stuck_timeout_seconds=120"
+    ).strip()
+# The workers of pytest-xdist share the cores: BLAS threads on top of them only wait for each other.
+for _name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_name, "1")
+
+import hypothesis
+import pytest
+
+# No deadline, since a first call compiles; the same examples each time, so that red stays red.
+hypothesis.settings.register_profile("collc", deadline=None, derandomize=True, print_blob=True)
+hypothesis.settings.load_profile("collc")
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--update-golden",
+        action="store_true",
+        help="write tests/golden anew from what is printed now",
+    )
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest):
+    """`golden("ring.txt", text)`: text equals tests/golden/ring.txt (--update-golden writes it)."""
+
+    def check(name: str, text: str) -> None:
+        path = GOLDEN / name
+        text = text.rstrip("\n") + "\n"
+        if request.config.getoption("--update-golden"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        assert path.exists(), f"{path} does not exist: look at the print, then pass --update-golden"
+        assert text == path.read_text(encoding="utf-8"), (
+            f"{path} differs; if rightly so: --update-golden"
+        )
+
+    return check

@@ -1,0 +1,166 @@
+"""The documentation runs: python blocks are executed, commands and their options exist."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+PAGES = [README, *sorted((ROOT / "docs").glob("**/*.md"))]
+RUN_AS = """
+import sys
+source = open("page.py", encoding="utf-8").read()
+exec(compile(source, sys.argv[1], "exec"), {"__name__": "__main__"})
+"""
+FENCE = re.compile(r"^(\s*)(`{3,}|~{3,})\s*([\w-]*)")
+
+
+def blocks(text: str) -> list[tuple[str, int, list[str]]]:
+    """The fenced blocks of a page: (language, number of its first line from 0, lines).
+
+    >>> blocks("Hi\\n```python\\nx = 1\\n```\\n")
+    [('python', 2, ['x = 1'])]
+    """
+    found, open_block = [], None
+    for number, line in enumerate(text.splitlines()):
+        fence = FENCE.match(line)
+        if open_block is None:
+            if fence:
+                open_block = (fence[2], len(fence[1]), fence[3].lower(), number + 1, [])
+        elif fence and fence[2].startswith(open_block[0]) and not fence[3]:
+            found.append(open_block[2:])
+            open_block = None
+        else:
+            open_block[4].append(line[open_block[1] :])
+    assert open_block is None, f"the block opened in line {open_block[3]} is never closed"
+    return found
+
+
+def program(text: str) -> str:
+    """A page's python blocks as one module, each statement on the line where the page has it."""
+    lines: list[str] = []
+    for language, start, body in blocks(text):
+        if language == "python":
+            lines += [""] * (start - len(lines)) + body
+    return "\n".join(lines)
+
+
+def commands(text: str) -> list[str]:
+    """The commands of a page's shell blocks, without prompts, comments and what they print."""
+    found = []
+    for language, _, body in blocks(text):
+        if language not in ("bash", "sh", "shell", "console"):
+            continue
+        for line in "\n".join(body).replace("\\\n", " ").splitlines():
+            if language == "console" and not line.startswith("$ "):
+                continue  # output
+            if line := line.removeprefix("$ ").strip():
+                found.append(line)
+    return found
+
+
+def words(command: str) -> list[str]:
+    """A command's words, without leading VAR=value, and "python -m collc" as "collc"."""
+    split = shlex.split(command, comments=True)
+    while split and re.match(r"^\w+=", split[0]):
+        split.pop(0)
+    if split[1:3] == ["-m", "collc"]:
+        split = split[2:]
+    return split
+
+
+def environment() -> dict[str, str]:
+    devices = {
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+    }
+    return os.environ | devices | {"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}
+
+
+def run(args: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        args, cwd=cwd, env=environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+
+
+def page_id(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def test_readme_shows_code_and_the_two_commands():
+    text = README.read_text(encoding="utf-8")
+    assert any(language == "python" for language, _, _ in blocks(text)), (
+        "README has no python block"
+    )
+    assert {"make demo", "make test"} <= {" ".join(words(c)) for c in commands(text)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_python_blocks_run(page, tmp_path):
+    source = program(page.read_text(encoding="utf-8"))
+    if not source:
+        return
+    (tmp_path / "page.py").write_text(source, encoding="utf-8")
+    # Under the page's own name: a traceback, and inspect.getsource, then show the page's lines.
+    done = run([sys.executable, "-c", RUN_AS, str(page)], tmp_path)
+    assert done.returncode == 0, f"{page_id(page)}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_commands_exist(page, tmp_path):
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
+    for command in commands(page.read_text(encoding="utf-8")):
+        match words(command):
+            case ["make", *rest]:
+                named = [word for word in rest if "=" not in word and not word.startswith("-")]
+                assert set(named) <= targets, (
+                    f"{page_id(page)}: `{command}`: Makefile has no such target"
+                )
+            case ["collc", *rest]:
+                assert_collc_knows(rest, f"{page_id(page)}: `{command}`")
+
+
+@cache
+def collc_help(*subcommand: str) -> tuple[int, str]:
+    done = run([sys.executable, "-m", "collc", *subcommand, "--help"], ROOT)
+    return done.returncode, done.stdout + done.stderr
+
+
+def assert_collc_knows(rest: list[str], where: str) -> None:
+    """The command has a help page, and that page has every option used."""
+    subcommand = rest[:1] if rest and not rest[0].startswith("-") else []
+    status, text = collc_help(*subcommand)
+    assert status == 0, f"{where}: {text[-2000:]}"
+    for word in rest:
+        option = word.split("=")[0]
+        assert not option.startswith("--") or option in text, (
+            f"{where}: no option {option} in its help"
+        )
+
+
+def test_a_page_keeps_its_line_numbers():
+    page = "Title\n\n```python\na = 1\n```\ntext\n~~~python\nb = 2\n~~~\n"
+    assert program(page).splitlines()[3] == "a = 1"
+    assert program(page).splitlines()[7] == "b = 2"
+
+
+def test_commands_are_read_as_a_shell_would():
+    page = """
+```console
+$ CI=1 make test  # all
+3 passed
+$ python -m collc list
+```
+```bash
+collc show \\
+  ring
+```
+"""
+    found = [words(command) for command in commands(page)]
+    assert found == [["make", "test"], ["collc", "list"], ["collc", "show", "ring"]]

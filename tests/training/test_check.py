@@ -1,0 +1,547 @@
+"""The replication check, on jaxprs as a step gets them: traced in a shard_map without check_vma."""
+
+import inspect
+from functools import partial
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import ad
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+from collc.errors import StepError
+from collc.training.check import check, user_line
+
+AXES = {"host": 2, "gpu": 4}
+BOTH = frozenset(AXES)
+NONE = frozenset()
+X = np.arange(48, dtype=np.float32).reshape(16, 3) / 48  # the batch
+W = np.array([0.5, -1.0, 2.0], np.float32)  # the parameters
+
+# What collc binds, so far as the check looks at it.
+ours = Primitive("collc_collective")
+ours.multiple_results = True
+ours.def_abstract_eval(lambda *xs, **_: list(xs))
+
+# Linear, and its own transpose.
+ad.deflinear2(ours, lambda cts, *xs, **params: ours.bind(*cts, **params))
+
+
+def bind(x, axes=("host", "gpu"), kind="all_reduce", op="mean"):
+    leaves, tree = jax.tree.flatten(x)
+    axes = (axes,) if isinstance(axes, str) else axes
+    return tree.unflatten(ours.bind(*leaves, axes=axes, kind=kind, op=op, schedule="ring"))
+
+
+# Like the frames of collc itself, this one is no user line.
+bind.__code__ = bind.__code__.replace(co_filename="<collc>")
+
+
+def mesh():
+    auto = (AxisType.Auto,) * 2
+    return jax.make_mesh((2, 4), ("host", "gpu"), axis_types=auto, devices=jax.devices()[:8])
+
+
+def checked(step, w=W, x=X):
+    """The check of step(w, x), with w replicated and x split over all devices."""
+    seen = []
+
+    def body(w, x):
+        jaxpr = jax.make_jaxpr(step)(w, x)
+        leaves = jax.tree.leaves(w), jax.tree.leaves(x)
+        seen.append(check(jaxpr, [NONE] * len(leaves[0]) + [BOTH] * len(leaves[1]), AXES))
+        return jnp.zeros(1)
+
+    spec = P(("host", "gpu"))
+    mapped = jax.shard_map(body, mesh=mesh(), in_specs=(P(), spec), out_specs=spec, check_vma=False)
+    jax.eval_shape(mapped, w, x)
+    return seen[0]
+
+
+def here(step, text):
+    """The source line of step that holds text, as the check names it."""
+    lines, first = inspect.getsourcelines(step)
+    offset = next(i for i, line in enumerate(lines) if text in line)
+    return f"test_check.py:{first + offset}"
+
+
+def loss(w, x):
+    return jnp.mean((x @ w - 1) ** 2)
+
+
+def refusal(step, **kw):
+    with pytest.raises(StepError) as error:
+        checked(step, **kw)
+    return str(error.value)
+
+
+# -- what varies ----------------------------------------------------------------------------------
+
+
+def test_unreduced_gradients_vary_and_the_chain_names_lines():
+    def step(w, x):
+        y = x @ w
+        value, grads = jax.value_and_grad(loss)(w, x)
+        return w - grads, value, y, x, w
+
+    found = checked(step)
+    assert found.varying == (BOTH, BOTH, BOTH, BOTH, NONE)
+    assert found.chains[0][0].startswith(here(loss, "return"))
+    assert found.chains[0][-1] == here(step, "return w - grads") + " in step"
+    assert found.chains[2] == (here(step, "y = x @ w") + " in step",)
+    assert found.chains[3] == ("an argument",)
+    assert found.chains[4] == ()
+
+
+@pytest.mark.parametrize("pmean", [lax.pmean, bind])
+def test_reduced_gradients_do_not_vary(pmean):
+    def step(w, x):
+        value, grads = jax.value_and_grad(loss)(w, x)
+        return w - pmean(grads, ("host", "gpu")), pmean(value, ("gpu",))
+
+    found = checked(step)
+    assert found.varying == (NONE, frozenset({"host"}))
+    assert found.notes == ()
+
+
+def test_per_example_outputs_vary():
+    assert checked(lambda w, x: (x @ w - 1) ** 2).varying == (BOTH,)
+
+
+def test_constants_and_replicated_values_do_not():
+    assert checked(lambda w, x: (jnp.ones(3) * 2, w.sum(), jnp.arange(3))).varying == (NONE,) * 3
+
+
+def test_axis_index_taints():
+    def step(w, x):
+        return w + lax.axis_index("gpu"), w + lax.axis_index(("host", "gpu"))
+
+    assert checked(step).varying == (frozenset({"gpu"}), BOTH)
+    assert checked(step).chains[0] == (here(step, "lax.axis_index") + " in step",)
+
+
+@pytest.mark.parametrize(
+    "collective, varying",
+    [
+        (lambda w, x: lax.psum(x, "gpu"), {"host"}),
+        (lambda w, x: lax.pmax(x, ("gpu", "host")), set()),
+        (lambda w, x: lax.pmin(x, "host"), {"gpu"}),
+        (lambda w, x: lax.all_gather(x, "gpu"), {"host"}),
+        (lambda w, x: lax.all_gather(x, "gpu", tiled=True), {"host"}),
+        (lambda w, x: lax.pbroadcast(x, ("gpu",), 0), {"host"}),
+        (lambda w, x: lax.psum_scatter(jnp.tile(x, (4, 1)), "gpu", tiled=True), BOTH),
+        (lambda w, x: lax.all_to_all(jnp.tile(w, (4, 1)), "gpu", 0, 0), {"gpu"}),
+        (lambda w, x: lax.ppermute(w, "gpu", [(0, 1)]), {"gpu"}),
+        (lambda w, x: lax.ppermute(w, "gpu", [(i, (i + 1) % 4) for i in range(4)]), set()),
+        (lambda w, x: lax.pshuffle(w, "gpu", [1, 0, 3, 2]), set()),
+        (lambda w, x: lax.pshuffle(x, "gpu", [1, 0, 3, 2]), BOTH),
+        (lambda w, x: lax.psum(x, "gpu", axis_index_groups=[[0, 1], [2, 3]]), BOTH),
+        (lambda w, x: lax.all_gather(x, "gpu", axis_index_groups=[[0, 1], [2, 3]]), BOTH),
+        (lambda w, x: bind(x, axes=("gpu",), op="max"), {"host"}),
+        (lambda w, x: bind(x, axes=("gpu",), kind="all_gather", op="sum"), {"host"}),
+        (lambda w, x: bind(x, axes=("gpu",), kind="broadcast", op="sum"), {"host"}),
+        (lambda w, x: bind(x, axes=("gpu",), kind="reduce", op="sum"), BOTH),
+        (lambda w, x: bind(w, axes=("gpu",), kind="scatter", op="sum"), {"gpu"}),
+        (lambda w, x: bind(w, axes=("gpu",), kind="gather", op="sum"), {"gpu"}),
+        (lambda w, x: bind(w, axes=("gpu",), kind="all_to_all", op="sum"), {"gpu"}),
+        (lambda w, x: bind(x, axes=("gpu",), kind="reduce_scatter", op="sum"), BOTH),
+    ],
+)
+def test_each_collective(collective, varying):
+    assert checked(collective).varying == (frozenset(varying),)
+
+
+def test_typed_collectives_have_the_same_rules():
+    """Under check_vma=True jax binds psum_invariant and pvary instead."""
+    seen = []
+
+    def step(w, x):
+        y = lax.pcast(w, "gpu", to="varying") + x
+        return lax.psum(x, "gpu"), y, lax.pmax(x, "gpu"), lax.all_gather(x, "gpu")
+
+    def body(w, x):
+        seen.append(check(jax.make_jaxpr(step)(w, x), [NONE, BOTH], AXES))
+        return x
+
+    spec = P(("host", "gpu"))
+    jax.eval_shape(jax.shard_map(body, mesh=mesh(), in_specs=(P(), spec), out_specs=spec), W, X)
+    assert seen[0].varying == ({"host"}, BOTH, {"host"}, {"host"})
+    names = {e.primitive.name for e in jaxpr_eqns(seen[0])}
+    assert {"psum_invariant", "pvary"} <= names
+
+
+def jaxpr_eqns(found):
+    return getattr(found.jaxpr, "jaxpr", found.jaxpr).eqns
+
+
+# -- sums of what is the same ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "psum, name",
+    [(lax.psum, "lax.psum"), (partial(bind, op="sum"), "collc.psum")],
+    ids=["lax", "ours"],
+)
+def test_a_second_sum_is_refused_with_its_line(psum, name):
+    def step(w, x):
+        once = psum(jax.grad(loss)(w, x), "gpu")
+        return psum(once, "gpu")  # the second
+
+    message = refusal(step)
+    assert message.startswith(here(step, "# the second"))
+    assert f"{name} sums over gpu" in message
+    assert "multiplies it by 4. Drop the second reduction, or use pmean." in message
+
+
+def test_a_sum_over_two_axes_of_which_one_is_reduced():
+    message = refusal(lambda w, x: lax.psum(lax.psum(x, "gpu"), ("host", "gpu")))
+    assert "lax.psum sums over host and gpu" in message
+    assert "the same on all ranks of gpu: the sum multiplies it by 4" in message
+
+
+def test_a_scattered_sum_of_the_same_is_refused():
+    step = lambda w, x: lax.psum_scatter(jnp.tile(w, 4), "gpu", tiled=True)  # noqa: E731
+    assert "lax.psum_scatter sums over gpu" in refusal(step)
+
+
+def test_constants_may_be_summed():
+    def step(w, x):
+        count = lax.psum(jnp.ones(()), ("host", "gpu")) * lax.psum(1, "gpu")
+        return lax.psum(x.sum(), ("host", "gpu")) / count
+
+    assert checked(step).varying == (NONE,)
+
+
+def test_a_psum_of_groups_is_refused_too():
+    groups = [[0, 1], [2, 3]]
+    message = refusal(lambda w, x: lax.psum(w, "gpu", axis_index_groups=groups))
+    assert "multiplies it by 2" in message
+
+
+@pytest.mark.parametrize("reduce", [lax.pmean, lax.psum, bind])
+@pytest.mark.parametrize("jit", [False, True])
+def test_a_loss_reduced_inside_grad_is_refused(reduce, jit):
+    def step(w, x):
+        def wrong(w):
+            return reduce(loss(w, x), ("host", "gpu"))  # inside
+
+        return lax.pmean(jax.grad(jax.jit(wrong) if jit else wrong)(w), ("host", "gpu"))
+
+    message = refusal(step)
+    assert "loss reduced inside grad" in message
+    assert "Differentiate the local loss, reduce after" in message
+    assert message.startswith(here(step, "# inside"))
+
+
+def test_a_reduced_metric_beside_the_loss_is_no_reduced_loss():
+    """Its cotangent is zero, also where scan has made an array of it."""
+
+    def step(w, x):
+        def body(c, t):
+            y = t @ w
+            return (c[0] + y**2, lax.pmean(y, ("host", "gpu"))), y
+
+        def total(w):
+            (out, metric), _ = lax.scan(lambda c, t: body(c, t * w), (0.0, 0.0), x)
+            return out, metric
+
+        grads, metric = jax.grad(total, has_aux=True)(w)
+        return lax.pmean(grads, ("host", "gpu")), metric
+
+    assert checked(step).varying == (NONE, NONE)
+
+
+def test_the_mean_of_the_same_is_right_and_noted():
+    def step(w, x):
+        y = lax.pmean(x.sum(), ("host", "gpu"))
+        return lax.pmean(w, "gpu"), lax.pmean({"a": y}, ("host", "gpu")), lax.psum(w, "gpu") * 0.25
+
+    found = checked(step)
+    assert found.varying == (NONE,) * 3
+    assert len(found.notes) == 2  # by source line
+    assert "mean over gpu of what is already the same there" in found.notes[0]
+
+
+# -- everyday code passes -------------------------------------------------------------------------
+
+
+def test_fori_loop_and_while_loop():
+    def step(w, x):
+        a = lax.fori_loop(0, 3, lambda i, c: c + x.sum(), 0.0)
+        b = lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] + w), (0, jnp.zeros(3)))
+        c = lax.while_loop(lambda c: c < x.sum(), lambda c: c + 1, 0.0)
+        return a, b, c
+
+    assert checked(step).varying == (BOTH, NONE, NONE, BOTH)
+
+
+def test_a_loop_carries_variation_from_slot_to_slot():
+    def step(w, x):
+        return lax.fori_loop(0, 5, lambda i, c: (x.sum(), c[0], c[1], c[3]), (0.0, 0.0, 0.0, 0.0))
+
+    assert checked(step).varying == (BOTH, BOTH, BOTH, NONE)
+
+
+def test_a_scan_of_no_steps_returns_what_it_got():
+    def step(w, x, length):
+        return lax.scan(lambda c, t: (lax.pmax(c, ("host", "gpu")), None), x, None, length)[0]
+
+    assert checked(partial(step, length=0)).varying == (BOTH,)
+    assert checked(partial(step, length=2)).varying == (NONE,)
+
+
+def test_cond_with_a_zeros_branch():
+    def step(w, x):
+        by_x = lax.cond(x[0, 0] > 0, lambda: w, lambda: jnp.zeros(3))
+        of_x = lax.cond(w[0] > 0, lambda: x.sum(0), lambda: jnp.zeros(3))
+        return by_x, of_x, lax.cond(w[0] > 0, lambda: w, lambda: jnp.zeros(3))
+
+    assert checked(step).varying == (BOTH, BOTH, NONE)
+
+
+def test_linen_lstm():
+    model = nn.RNN(nn.LSTMCell(4))
+    x = np.ones((16, 5, 3), np.float32)
+    params = model.init(jax.random.key(0), x)
+
+    def step(w, x):
+        grads = jax.grad(lambda w: model.apply(w, x).sum())(w)
+        return jax.tree.map(lambda g: bind(g), grads), grads
+
+    found = checked(step, params, x)
+    half = len(found.varying) // 2
+    assert found.varying == (NONE,) * half + (BOTH,) * half
+
+
+def test_nnx_lstm():
+    graph, state = nnx.split(nnx.RNN(nnx.LSTMCell(3, 4, rngs=nnx.Rngs(0))))
+    x = np.ones((16, 5, 3), np.float32)
+
+    def step(state, x):
+        model = nnx.merge(graph, state)
+        grads = nnx.grad(lambda model: model(x).sum())(model)
+        return jax.tree.map(lambda g: lax.pmean(g, ("host", "gpu")), grads), nnx.state(model)
+
+    assert set(checked(step, state, x).varying) == {NONE}
+
+
+def test_remat_with_a_mean_of_parameters():
+    """What remat computes again in the backward pass is no cotangent."""
+
+    def step(w, x):
+        block = jax.checkpoint(lambda c, w: jnp.sin(c * lax.pmean(w * w, ("host", "gpu"))))
+
+        def total(w):
+            return lax.scan(lambda c, _: (block(c, w), None), x, None, length=3)[0].sum()
+
+        return lax.pmean(jax.grad(total)(w), ("host", "gpu"))
+
+    assert checked(step).varying == (NONE,)
+
+
+def test_custom_vjp_and_custom_jvp():
+    @jax.custom_vjp
+    def double(x):
+        return x * 2
+
+    double.defvjp(lambda x: (double(x), x), lambda x, g: (g * jnp.ones_like(x) * 2,))
+
+    def step(w, x):
+        return double(w), double(x), jax.nn.relu(w), jax.grad(lambda w: double(w * x).sum())(w)
+
+    assert checked(step).varying == (NONE, BOTH, NONE, BOTH)
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_batch_norm_with_axis_names(train):
+    model = nn.BatchNorm(use_running_average=not train, axis_name=("host", "gpu"))
+    variables = nn.BatchNorm(use_running_average=True).init(jax.random.key(0), X)
+
+    def step(variables, x):
+        def local(params):
+            y, new = model.apply(variables | {"params": params}, x, mutable=["batch_stats"])
+            return (y * x).sum(), new
+
+        grads, new = jax.grad(local, has_aux=True)(variables["params"])
+        return lax.pmean(grads, ("host", "gpu")), new
+
+    assert set(checked(step, variables).varying) == {NONE}
+
+
+def test_batch_statistics_of_each_rank_vary():
+    model = nn.BatchNorm(use_running_average=False)
+    variables = nn.BatchNorm(use_running_average=True).init(jax.random.key(0), X)
+    found = checked(lambda v, x: model.apply(v, x, mutable=["batch_stats"])[1], variables)
+    assert set(found.varying) == {BOTH}
+
+
+def test_the_mean_of_parameters_under_eval_mode():
+    """Synchronised statistics of what does not vary: a replicated batch."""
+    model = nn.BatchNorm(use_running_average=False, axis_name="gpu")
+    variables = nn.BatchNorm(use_running_average=True).init(jax.random.key(0), X)
+
+    def step(v, x):
+        return model.apply(v, jnp.outer(v["params"]["scale"], W), mutable=["batch_stats"])
+
+    found = checked(step, variables)
+    assert set(found.varying) == {NONE}
+    assert len(found.notes) == 1
+
+
+def test_vmap_with_its_own_axis_name():
+    def step(w, x):
+        y = jax.vmap(lambda t: lax.pmean(t, "b") + lax.axis_index("b"), axis_name="b")(w)
+        z = jax.vmap(lambda t: lax.psum(t, ("b", "gpu")), axis_name="b")(x)
+        return y, z, jax.vmap(lambda t: lax.pmean(t, ("b", "gpu")), axis_name="b")(w)
+
+    assert checked(step).varying == (NONE, frozenset({"host"}), NONE)
+
+
+def test_a_replicated_dropout_key_is_noted_once():
+    model = nn.Dropout(0.5, deterministic=False)
+
+    def step(key, x):
+        y = model.apply({}, x, rngs={"dropout": key})  # dropped
+        folded = jax.random.fold_in(key, lax.axis_index(("host", "gpu")))
+        z = jax.random.bernoulli(folded, 0.5, (3,))
+        return y, z, jax.random.fold_in(key, 1)
+
+    found = checked(step, jax.random.key(0))
+    assert found.varying == (BOTH, BOTH, NONE)
+    (note,) = found.notes
+    assert note.startswith(here(step, "# dropped") + " in step: random bits from a key that is")
+    assert "the same on all ranks of host and gpu" in note
+
+
+def test_a_key_folded_with_one_coordinate_is_the_same_over_the_other():
+    def step(key, x):
+        return jax.random.normal(jax.random.fold_in(key, lax.axis_index("gpu")), (2,))
+
+    (note,) = checked(step, jax.random.key(0)).notes
+    assert "all ranks of host, so" in note
+
+
+def test_helpers_traced_elsewhere_have_the_line_of_their_call():
+    jax.make_jaxpr(lambda w: jnp.linalg.norm(w) + jnp.clip(w, 0, 1))(W)  # fills the caches
+
+    def step(w, x):
+        return jnp.clip(x, 0, 1), jnp.linalg.norm(x)
+
+    for chain in checked(step).chains:
+        assert chain == (here(step, "jnp.clip") + " in step",)
+
+
+def test_other_primitives():
+    def step(w, x):
+        a = lax.reduce(w, 0.0, lax.add, (0,))
+        b = w.at[0].add(1.0).at[1].multiply(2.0).at[jnp.array([0])].min(0)
+        c = jnp.linalg.solve(jnp.eye(3) * 2, w), jnp.linalg.solve(jnp.eye(3) * 2, x[0])
+        d = lax.sort((w, x[0]), num_keys=1)
+        e = lax.optimization_barrier((w, x))
+        f = lax.platform_dependent(w, cpu=lambda v: v + 1, default=lambda v: v)
+        g = lax.reduce_window(w, 0.0, lax.add, (2,), (1,), "VALID"), jnp.cumsum(w), lax.top_k(w, 2)
+        h = jnp.searchsorted(w, w), jnp.searchsorted(w, x[0]), jax.scipy.linalg.expm(jnp.diag(w))
+        jax.debug.print("{}", x)
+        return a, b, *c, *d, *e, f, g, h
+
+    n = NONE
+    expected = (n, n, n, BOTH, BOTH, BOTH, n, BOTH, n, n, n, n, n, n, BOTH, n)
+    assert checked(step).varying == expected
+
+
+def test_callbacks_vary():
+    def step(w, x):
+        return jax.pure_callback(lambda w: w, jax.ShapeDtypeStruct((3,), np.float32), w)
+
+    assert checked(step).varying == (BOTH,)
+
+
+# -- what is refused besides ----------------------------------------------------------------------
+
+
+def test_collectives_under_a_varying_predicate():
+    def branch(w, x):
+        return lax.cond(x[0, 0] > 0, lambda w: lax.pmax(x, "gpu").sum() * w, lambda w: w, w)  # cond
+
+    def deeper(w, x):
+        inner = lambda w: lax.fori_loop(0, 2, lambda i, c: bind(c * x.sum()), w)  # noqa: E731
+        return lax.cond(x[0, 0] > 0, jax.jit(inner), lambda w: w, w)
+
+    def body(w, x):
+        return lax.while_loop(lambda c: c.sum() < 3, lambda c: lax.pmean(c + 1, "host"), x)
+
+    def test(w, x):
+        return lax.while_loop(lambda c: lax.pmax(c + x, "gpu").sum() < 3, lambda c: c + 1, 0.0)
+
+    message = refusal(branch)
+    assert message.startswith(here(branch, "# cond"))
+    assert "lax.pmax over gpu stands inside a cond" in message
+    assert "differs between the ranks of gpu" in message
+    assert "ranks would wait for each other for ever" in message
+    assert "collc.pmean over host and gpu" in refusal(deeper)
+    assert "inside a while" in refusal(body)
+    # The test varies over host only: ranks of one host agree.
+    assert checked(test).varying == (frozenset({"host"}),)
+
+
+def test_a_collective_under_a_uniform_predicate_passes():
+    def step(w, x):
+        return lax.cond(w[0] > 0, lambda: lax.psum(x, ("host", "gpu")), lambda: jnp.zeros((2, 3)))
+
+    assert checked(step).varying == (NONE,)
+
+
+def test_unknown_higher_order_primitives_are_refused():
+    apply = Primitive("apply_twice")
+    apply.def_abstract_eval(lambda x, **_: x)
+    inner = jax.make_jaxpr(jnp.sin)(W)
+    for param in (inner, (inner, (inner,))):
+        assert "'apply_twice' calls a function" in refusal(lambda w, x: apply.bind(w, f=param))  # noqa: B023
+
+
+def test_unknown_primitives_with_an_axis_are_refused():
+    strange = Primitive("strange_sum")
+    strange.def_abstract_eval(lambda x, **_: x)
+    message = refusal(lambda w, x: strange.bind(x, axis_name="gpu"))
+    assert "'strange_sum' works over gpu" in message
+    assert checked(lambda w, x: strange.bind(x, axis_name="b", name="gpu")).varying == (BOTH,)
+
+
+def test_an_unknown_kind_of_ours_is_refused():
+    assert "'exotic'" in refusal(lambda w, x: bind(x, kind="exotic"))
+
+
+def test_mutable_references_are_refused():
+    def step(w, x):
+        ref = jax.new_ref(w)
+        ref[...] += 1
+        return ref[...]
+
+    assert "mutable reference" in refusal(step)
+
+
+def test_a_nested_shard_map_is_refused():
+    def step(w, x):
+        return jax.shard_map(jnp.sin, mesh=half, in_specs=P(), out_specs=P(), check_vma=False)(w)
+
+    half = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
+    jaxpr = jax.make_jaxpr(step)(W, X)
+    with pytest.raises(StepError, match=r"shard_map inside a decorated step"):
+        check(jaxpr, [NONE, BOTH], AXES)
+
+
+def test_the_number_of_arguments():
+    with pytest.raises(StepError, match="1 arguments, not 2"):
+        check(jax.make_jaxpr(jnp.sin)(W), [NONE, NONE], AXES)
+
+
+def test_user_line():
+    jaxpr = jax.make_jaxpr(lambda w: jnp.sin(w))(W)
+    (eqn,) = getattr(jaxpr, "jaxpr", jaxpr).eqns
+    assert user_line(eqn) == here(test_user_line, "jnp.sin(w)") + " in <lambda>"

@@ -1,0 +1,197 @@
+"""What the replication check says is true, and what it elides changes nothing: compared with runs."""
+
+import re
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.extend.core import Primitive, jaxpr_as_fun
+from jax.interpreters import mlir
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+from collc.errors import StepError
+from collc.training.check import check
+
+AXES = {"host": 2, "gpu": 4}
+BOTH, NONE = frozenset(AXES), frozenset()
+X = np.arange(48, dtype=np.float32).reshape(16, 3) / 48  # the batch
+W = np.array([0.5, -1.0, 2.0], np.float32)  # the parameters
+
+# What collc binds, so far as the check looks at it.
+ours = Primitive("collc_collective")
+ours.multiple_results = True
+ours.def_abstract_eval(lambda *xs, **_: list(xs))
+
+
+def _lower(*xs, axes, op, **_):
+    reduce = {"sum": lax.psum, "mean": lax.pmean, "max": lax.pmax, "min": lax.pmin}[op]
+    return [reduce(x, axes) for x in xs]
+
+
+mlir.register_lowering(ours, mlir.lower_fun(_lower, multiple_results=True))
+
+
+def bind(x, axes=("host", "gpu"), op="mean"):
+    leaves, tree = jax.tree.flatten(x)
+    return tree.unflatten(ours.bind(*leaves, axes=axes, kind="all_reduce", op=op))
+
+
+# Like the frames of collc itself, this one is no user line.
+bind.__code__ = bind.__code__.replace(co_filename="<collc>")
+
+
+def checked_and_run(step):
+    """The check of step(w, x); the jaxpr to run returns what the step does, and varies as it says."""
+    seen = []
+
+    def body(w, x):
+        jaxpr = jax.make_jaxpr(step)(w, x)
+        seen.append(check(jaxpr, [NONE, BOTH], AXES))
+        both = jaxpr_as_fun(seen[0].jaxpr)(w, x), jaxpr_as_fun(jaxpr)(w, x)
+        return jax.tree.map(lambda y: jnp.expand_dims(y, (0, 1)), both)
+
+    auto = (AxisType.Auto,) * 2
+    mesh = jax.make_mesh((2, 4), ("host", "gpu"), axis_types=auto, devices=jax.devices()[:8])
+    specs = {"in_specs": (P(), P(("host", "gpu"))), "out_specs": P("host", "gpu")}
+    results = jax.jit(jax.shard_map(body, mesh=mesh, check_vma=False, **specs))(W, X)
+    for new, plain, varying in zip(*results, seen[0].varying):
+        new = np.asarray(new)
+        np.testing.assert_array_equal(new, plain)
+        for i, axis in enumerate(AXES):
+            if axis not in varying:
+                np.testing.assert_array_equal(new, np.repeat(new.take([0], i), AXES[axis], i))
+    return seen[0]
+
+
+def count(jaxpr, name):
+    inner = getattr(jaxpr, "jaxpr", jaxpr)
+    total = 0
+    for eqn in inner.eqns:
+        total += eqn.primitive.name == name
+        params = [p for v in eqn.params.values() for p in (v if isinstance(v, tuple) else (v,))]
+        total += sum(count(p, name) for p in params if hasattr(getattr(p, "jaxpr", p), "eqns"))
+    return total
+
+
+def test_mean_max_min_of_the_same_are_elided():
+    def step(w, x):
+        a, b = bind((w, x.sum()))  # only the first
+        c = bind(w * 2, op="max")
+        d = lax.pmax(lax.pmin(w, "gpu"), "host")
+        e = lax.pmax(lax.psum(x, "host"), ("host", "gpu"))  # over gpu is enough
+        return a + b, c, d + e, bind(a, op="min"), w
+
+    found = checked_and_run(step)
+    assert count(found.jaxpr, "collc_collective") == 1
+    assert count(found.jaxpr, "pmin") == 0
+    (pmax,) = [e for e in jaxpr_eqns(found) if e.primitive.name == "pmax"]
+    assert pmax.params["axes"] == ("gpu",)
+    assert [re.sub(r".*: (\S+ over [a-z ]*) is elided.*", r"\1", n) for n in found.notes] == [
+        "collc.pmean over host and gpu",
+        "collc.pmax over host and gpu",
+        "lax.pmin over gpu",
+        "lax.pmax over host",
+        "lax.pmax over host and gpu",
+        "collc.pmin over host and gpu",
+    ]
+    assert found.notes[0].startswith(here(step, "# only the first")) and "in part" in found.notes[0]
+
+
+def test_elided_within_nested_jaxprs():
+    @jax.custom_vjp
+    def custom(w):
+        return bind(w) * 2
+
+    custom.defvjp(lambda w: (custom(w), None), lambda r, g: (g,))
+
+    def step(w, x):
+        w = jax.jit(lambda w: bind(w) + 1)(w)
+        w = jax.checkpoint(lambda w: bind(w, op="max"))(w)
+        w = lax.scan(lambda c, t: (bind(c) + t, bind(t)), w, jnp.stack([w, w]))[0]
+        w = lax.while_loop(lambda c: bind(c).sum() < 9, lambda c: bind(c) + 1, w)
+        w = lax.cond(w.sum() > 0, lambda w: bind(w), lambda w: w + 1, w)
+        w = custom(w)
+        return jax.nn.relu(w)
+
+    found = checked_and_run(step)
+    assert count(found.jaxpr, "collc_collective") == 0
+    assert len(found.notes) == 6  # by line
+
+
+def test_a_loop_that_begins_the_same_elides_nothing():
+    def step(w, x):
+        return lax.fori_loop(0, 3, lambda i, c: bind(c) + x.sum(), w)
+
+    found = checked_and_run(step)
+    assert found.varying == (BOTH,) and found.notes == ()
+    assert count(found.jaxpr, "collc_collective") == 1
+
+
+def test_an_unchanged_jaxpr_keeps_its_identity():
+    jaxpr = jax.make_jaxpr(lambda w: jax.jit(jnp.sin)(w))(W)
+    assert check(jaxpr, [BOTH], AXES).jaxpr is jaxpr
+
+
+def test_scan_from_zeros():
+    def step(w, x):
+        def total(w):
+            return lax.scan(lambda c, t: (c + jnp.tanh(t * w), c.sum()), jnp.zeros(3), x)[0].sum()
+
+        return lax.pmean(jax.grad(total)(w), ("host", "gpu")), jax.grad(total)(w)
+
+    found = checked_and_run(step)
+    assert found.varying == (NONE, BOTH)
+
+
+OPERATIONS = {
+    "add": lambda a, b: a + b,
+    "where": lambda a, b: jnp.where(a > 0.5, b, a),
+    "index": lambda a, b: a + lax.axis_index("gpu"),
+    "psum": lambda a, b: lax.psum(a, "gpu"),
+    "pmean": lambda a, b: lax.pmean(a + b, "host"),
+    "pmax": lambda a, b: lax.pmax(b, ("host", "gpu")),
+    "ours": lambda a, b: bind((a, b), op="max")[0],
+    "gather": lambda a, b: lax.all_gather(a, "gpu")[1],
+    "shift": lambda a, b: lax.ppermute(a, "gpu", [(i, (i + 1) % 4) for i in range(4)]),
+    "send": lambda a, b: lax.ppermute(a, "host", [(0, 1)]),
+    "scatter": lambda a, b: lax.psum_scatter(jnp.tile(a, 4), "gpu", tiled=True),
+    "exchange": lambda a, b: lax.all_to_all(jnp.tile(a, 2), "host", 0, 0, tiled=True)[:3],
+    "cond": lambda a, b: lax.cond(a[0] > 0.5, lambda: a, lambda: b * 2),
+    "cond_max": lambda a, b: lax.cond(a[0] > 0.5, lambda: lax.pmax(b, "gpu"), lambda: b),
+    "scan": lambda a, b: lax.scan(lambda c, _: ((b, lax.pmin(c[0], "gpu")), None), (a, a), None, 2)[0][1],
+    "while": lambda a, b: lax.while_loop(lambda c: c[0].sum() < 5, lambda c: (c[0] + 1, b), (a, a))[1],
+    "jit": lambda a, b: jax.jit(lambda a: bind(a, ("gpu",)))(a),
+    "grad": lambda a, b: jax.grad(lambda a: jnp.sin(a * b).sum())(a),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_programs_vary_as_the_check_says(seed):
+    """Programs of six operations that the check lets pass; their results are compared exactly."""
+    rng = np.random.default_rng(seed)
+    program = []
+
+    def step(w, x, program):
+        values = [w, x[0]]
+        for name, a, b in program:
+            values.append(OPERATIONS[name](values[a], values[b]) / 2)
+        return values[2:]
+
+    def passes(program):
+        try:
+            jaxpr = jax.make_jaxpr(partial(step, program=program), axis_env=list(AXES.items()))
+            check(jaxpr(W, X[:2]), [NONE, BOTH], AXES)
+        except StepError:
+            return False
+        return True
+
+    while len(program) < 6:
+        n = len(program) + 2
+        new = (str(rng.choice(list(OPERATIONS))), int(rng.integers(n)), int(rng.integers(n)))
+        program += [new] * passes([*program, new])
+    found = checked_and_run(partial(step, program=program))
+    assert len(found.varying) == 6

@@ -1,0 +1,189 @@
+"""Checkpoints come back bit for bit, or are refused with the reason; nothing is lost."""
+
+import json
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from collc.errors import CheckpointError
+from collc.training import checkpoint
+
+NOTES = {"plan": "ring", "identity": {"seed": 1}}
+
+
+def state(seed: float = 0.0):
+    return {
+        "model": {
+            "0": {"kernel": jnp.linspace(seed, 1, 4096).reshape(64, 64)},
+            "scale": jnp.ones(3, jnp.bfloat16) * seed,
+        },
+        "optimizer": {"step": jnp.uint32(7), "moments": [jnp.float32(0.1), jnp.arange(5)]},
+    }
+
+
+def files(folder):
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def test_what_was_saved_comes_back_bit_for_bit(tmp_path):
+    path = checkpoint.save(tmp_path, 12, state(0.3), NOTES)
+    found = checkpoint.latest(tmp_path)
+    assert (found.folder, found.step, found.notes) == (path, 12, NOTES)
+    back = checkpoint.restore(found, state())
+    assert jax.tree.structure(back) == jax.tree.structure(state())
+    for old, new in zip(jax.tree.leaves(state(0.3)), jax.tree.leaves(back), strict=True):
+        assert old.dtype == new.dtype and np.asarray(old).tobytes() == np.asarray(new).tobytes()
+
+
+def test_it_comes_back_on_the_devices_of_the_target(tmp_path):
+    checkpoint.save(tmp_path, 1, {"x": jnp.arange(8)}, {})
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[-1])
+    back = checkpoint.restore(
+        checkpoint.latest(tmp_path), {"x": jax.ShapeDtypeStruct((8,), jnp.int32, sharding=sharding)}
+    )
+    assert back["x"].sharding == sharding
+
+
+def test_the_last_two_are_kept(tmp_path):
+    for step in (1, 2, 30, 4):
+        checkpoint.save(tmp_path, step, {"x": jnp.float32(step)}, {})
+    assert list(checkpoint.steps(tmp_path)) == [4, 30]
+    assert checkpoint.latest(tmp_path).step == 30
+
+
+def test_the_same_step_is_replaced(tmp_path):
+    for value in (1, 2):
+        checkpoint.save(tmp_path, 5, {"x": jnp.float32(value)}, {})
+    assert float(checkpoint.restore(checkpoint.latest(tmp_path), {"x": jnp.float32(0)})["x"]) == 2
+
+
+def test_one_that_was_cut_off_while_written_is_never_seen(tmp_path, monkeypatch):
+    checkpoint.save(tmp_path, 1, state(), NOTES)
+
+    def dies(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint.os, "replace", dies)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoint.save(tmp_path, 2, state(), NOTES)
+    monkeypatch.undo()
+    assert len(list(tmp_path.iterdir())) == 2  # what was cut off lies there, under a hidden name
+    assert checkpoint.latest(tmp_path).step == 1
+    checkpoint.save(tmp_path, 3, state(), NOTES)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_00000001", "step_00000003"]
+
+
+def largest(path):
+    return max(
+        (file for file in (path / "state").rglob("*") if file.is_file()),
+        key=lambda file: file.stat().st_size,
+    )
+
+
+def truncate(path):
+    file = largest(path)
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def flip(path):
+    file = largest(path)
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def edit(**fields):
+    def damage(path):
+        manifest = json.loads((path / "manifest.json").read_text())
+        (path / "manifest.json").write_text(json.dumps({**manifest, **fields}))
+
+    return damage
+
+
+DAMAGE = {
+    "truncated": (truncate, r"has [\d,]+ bytes, but [\d,]+ were written"),
+    "flipped bit": (flip, "content of state/.* has changed"),
+    "missing file": (lambda path: largest(path).unlink(), "is missing"),
+    "no state": (lambda path: shutil.rmtree(path / "state"), "is missing"),
+    "foreign file": (
+        lambda path: (path / "state" / "virus").write_text("x"),
+        "state/virus was not written by it",
+    ),
+    "no manifest": (lambda path: (path / "manifest.json").unlink(), "manifest.json cannot be read"),
+    "half a manifest": (lambda path: (path / "manifest.json").write_text('{"format"'), "not JSON"),
+    "a list": (lambda path: (path / "manifest.json").write_text("[]"), "format 'list'"),
+    "another format": (edit(format="torch"), "format 'torch', not 'collc checkpoint 1'"),
+    "another step": (edit(step=3), "that of step 3"),
+    "garbled": (edit(files=[1]), "lacks or garbles"),
+    "garbled file": (edit(files={"a": 1}), "lacks or garbles"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_damage_is_noticed_and_nothing_is_touched(tmp_path, name):
+    damage, message = DAMAGE[name]
+    checkpoint.save(tmp_path, 1, state(), NOTES)
+    damage(checkpoint.save(tmp_path, 2, state(), NOTES))
+    before = files(tmp_path)
+    with pytest.raises(CheckpointError, match=message) as error:
+        checkpoint.latest(tmp_path)
+    assert "step_00000002" in str(error.value)
+    assert "Move step_00000002 out of" in str(error.value) and "step 1 is taken then" in str(
+        error.value
+    )
+    assert files(tmp_path) == before
+
+
+def test_the_only_one_damaged(tmp_path):
+    truncate(checkpoint.save(tmp_path, 2, state(), NOTES))
+    with pytest.raises(CheckpointError, match="There is no other checkpoint"):
+        checkpoint.latest(tmp_path)
+
+
+def test_no_checkpoint_at_all(tmp_path):
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(CheckpointError, match="There is no finished checkpoint"):
+            checkpoint.latest(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda s: s["model"].pop("scale"),
+            r"\['model'\]\['scale'\] is bfloat16\[3\] there, but missing here",
+        ),
+        (
+            lambda s: s.update(more=jnp.ones(2)),
+            r"\['more'\] is missing there, but float32\[2\] here",
+        ),
+        (
+            lambda s: s["model"].update(scale=jnp.ones(4, jnp.bfloat16)),
+            r"bfloat16\[3\] there, but bfloat16\[4\] here",
+        ),
+        (
+            lambda s: s["model"].update(scale=jnp.ones(3)),
+            r"bfloat16\[3\] there, but float32\[3\] here",
+        ),
+    ],
+)
+def test_another_model_is_refused(tmp_path, change, message):
+    checkpoint.save(tmp_path, 1, state(), NOTES)
+    other = state()
+    change(other)
+    with pytest.raises(CheckpointError, match=message):
+        checkpoint.restore(checkpoint.latest(tmp_path), other)
+
+
+def test_a_disk_that_does_not_take_it(tmp_path):
+    (tmp_path / "checkpoints").write_text("a file")
+    with pytest.raises(CheckpointError, match="could not be written"):
+        checkpoint.save(tmp_path / "checkpoints", 1, state(), NOTES)
+    assert (tmp_path / "checkpoints").read_text() == "a file"

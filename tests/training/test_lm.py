@@ -1,0 +1,224 @@
+"""The whole run, small: it resumes bit for bit, refuses to resume what is another run, and equals
+plain lax but for rounding.
+"""
+
+import dataclasses
+import io
+import json
+import os
+import shlex
+import shutil
+import signal
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from rich.console import Console
+
+from collc.errors import CheckpointError, DataError, MeshError, PlanError
+from collc.training import checkpoint, config, folder, lm
+
+STEPS = 10
+
+
+def tiny(path, **given):
+    fields = dict(
+        model="tiny",
+        batch=8,
+        seq=16,
+        steps=STEPS,
+        evaluation_batches=1,
+        evaluate_every=4,
+        side_by_side=0,
+    )
+    return config.TrainConfig(**{**fields, "folder": path, **given})
+
+
+def train(run, after=None):
+    console = Console(file=io.StringIO(), width=120)
+    summary = lm.train(run, console, after)
+    return summary, console.file.getvalue()
+
+
+def stop_at(step, number=signal.SIGTERM):
+    return lambda done: os.kill(os.getpid(), number) if done == step else None
+
+
+def edit_notes(run, **notes):
+    manifest = run / "checkpoints" / "step_00000005" / "manifest.json"
+    fields = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps({**fields, "notes": {**fields["notes"], **notes}}))
+
+
+def arrays(path):
+    """Every file of Orbax differs by its time; so compare what they hold."""
+    found = checkpoint.latest(path / "checkpoints")
+    with checkpoint.ocp.StandardCheckpointer() as reader:
+        state = reader.restore((found.folder / "state").absolute())
+    return found.step, {
+        jax.tree_util.keystr(k): np.asarray(v) for k, v in jax.tree.leaves_with_path(state)
+    }
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    path = tmp_path_factory.mktemp("runs") / "straight"
+    return path, *train(tiny(path, side_by_side=4))
+
+
+@pytest.fixture(scope="module")
+def stopped_once(tmp_path_factory):
+    path = tmp_path_factory.mktemp("runs") / "stopped"
+    return path, *train(tiny(path), stop_at(5))
+
+
+@pytest.fixture
+def stopped(stopped_once, tmp_path):
+    """A copy of the run that SIGTERM stopped after 5 steps, to do with as a test likes."""
+    return Path(shutil.copytree(stopped_once[0], tmp_path / "stopped"))
+
+
+def test_a_run_leaves_all_it_should(straight):
+    path, summary, shown = straight
+    assert sorted(p.name for p in path.iterdir()) == [
+        "checkpoints", "config.json", "metrics.jsonl", "plan.txt", "summary.json",
+    ]  # fmt: skip
+    assert summary.exit_status == 0 and summary.step == STEPS
+    assert json.loads((path / "summary.json").read_text()) == json.loads(
+        json.dumps(summary.to_json())
+    )
+    assert config.TrainConfig.from_json(
+        json.loads((path / "config.json").read_text())["config"]
+    ) == tiny(path, side_by_side=4)
+    for text in ("unigram entropy", "bigram entropy", "validation loss", "Side by side", "plan"):
+        assert text in shown
+
+
+def test_side_by_side_differs_by_rounding_only(straight):
+    both = straight[1].side_by_side
+    assert both.steps == 4 and both.largest_change > 1e-4
+    assert both.largest_difference < 1e-5 < both.largest_change
+    assert both.ratio_low <= both.ratio <= both.ratio_high and both.plan_ms > 0 and both.lax_ms > 0
+
+
+def test_five_steps_and_five_resumed_are_ten_bit_for_bit(straight, stopped_once):
+    path, summary, shown = stopped_once
+    assert (summary.step, summary.interrupted, summary.exit_status) == (5, signal.SIGTERM, 143)
+    assert summary.validation is None and summary.resume_command in shown
+    command = shlex.split(summary.resume_command)
+    assert command[1:] == ["-m", "collc", "train", "--resume", str(path)]
+    path = Path(shutil.copytree(path, path.parent / "resumed"))
+    again, shown = train(config.resumed(path))
+    assert "going on from step 5" in shown and again.step == STEPS and again.exit_status == 0
+
+    (step, ours), (_, theirs) = arrays(path), arrays(straight[0])
+    assert step == STEPS and ours.keys() == theirs.keys() and len(ours) > 10
+    for name in ours:
+        assert ours[name].tobytes() == theirs[name].tobytes(), name
+    assert again.validation == straight[1].validation
+    losses = [
+        [
+            (r["step"], r.get("loss"), r.get("validation_loss"))
+            for r in map(json.loads, (p / "metrics.jsonl").open())
+        ]
+        for p in (path, straight[0])
+    ]
+    assert losses[0] == losses[1]
+
+
+def test_ctrl_c_is_130(straight):
+    assert dataclasses.replace(straight[1], interrupted=signal.SIGINT).exit_status == 130
+
+
+def test_a_run_is_never_written_over(straight):
+    path = straight[0]
+    before = {p: p.read_bytes() for p in path.rglob("*") if p.is_file()}
+    with pytest.raises(
+        CheckpointError, match=r"already holds a run \(10 steps.*--resume .*; or choose a fresh folder"
+    ):
+        train(tiny(path))
+    assert {p: p.read_bytes() for p in path.rglob("*") if p.is_file()} == before
+
+
+def test_foreign_folders_are_left_alone(tmp_path):
+    (tmp_path / "thesis.txt").write_text("precious")
+    with pytest.raises(CheckpointError, match="not empty and holds no run"):
+        train(tiny(tmp_path))
+    with pytest.raises(CheckpointError, match="is a file"):
+        train(tiny(tmp_path / "thesis.txt"))
+    with pytest.raises(CheckpointError, match="holds no run to resume"):
+        config.resumed(tmp_path)
+    with pytest.raises(CheckpointError, match=r"its folder is needed"):
+        train(dataclasses.replace(tiny(None), resume=True))
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("lr", 0.5),
+        ("seed", 3),
+        ("steps", 20),
+        ("mesh", "host=4,gpu=2"),
+        ("schedules", {"gpu": "ring"}),
+    ],
+)
+def test_another_config_is_refused(straight, field, value):
+    run = config.resumed(straight[0], **{field: value})
+    # open_run alone: what a plan says of such schedules is tested elsewhere
+    with pytest.raises(CheckpointError, match=f"has {field}=.*but {field}=.*was asked for"):
+        folder.open_run(run, "plan", "corpus")
+
+
+def test_another_plan_is_refused_with_the_difference(stopped):
+    plan = stopped / "plan.txt"
+    plan.write_text(plan.read_text() + "one line more\n")
+    with pytest.raises(PlanError, match=r"(?m)^-one line more$"):
+        train(config.resumed(stopped))
+
+
+def test_a_checkpoint_of_another_plan_is_refused_with_the_difference(stopped):
+    edit_notes(stopped, plan="another\n")
+    with pytest.raises(PlanError, match=r"(?m)^-another$"):
+        train(config.resumed(stopped))
+
+
+def test_another_text_is_refused(stopped):
+    saved = json.loads((stopped / "config.json").read_text())
+    (stopped / "config.json").write_text(json.dumps({**saved, "corpus": "0" * 64}))
+    with pytest.raises(DataError, match="trained on another text"):
+        train(config.resumed(stopped))
+
+
+def test_a_checkpoint_of_another_run_is_refused(stopped):
+    edit_notes(stopped, identity={**config.resumed(stopped).identity(), "seed": 9})
+    with pytest.raises(CheckpointError, match="is of another run"):
+        train(config.resumed(stopped))
+
+
+def test_a_run_that_died_before_its_first_checkpoint_starts_over(stopped):
+    os.rename(stopped / "checkpoints", stopped.parent / "lost")
+    summary, shown = train(config.resumed(stopped), stop_at(2))
+    assert summary.step == 2 and "going on" not in shown
+
+
+def test_bad_input_is_refused_before_anything_is_written(tmp_path):
+    path = tmp_path / "run"
+    for given, error, message in (
+        (
+            {"mesh": "host=2,gpu=400"},
+            MeshError,
+            "needs 800 devices, but jax has .*host_platform_device_count=800",
+        ),
+        ({"mesh": "host=2 gpu"}, MeshError, "Write it as host=2,gpu=4"),
+        ({"mesh": "gpu=2,gpu=4"}, MeshError, "stands twice"),
+        ({"batch": 12}, DataError, "does not divide over 8 devices"),
+        ({"model": "smal"}, DataError, "Did you mean small"),
+    ):
+        with pytest.raises(error, match=message):
+            train(tiny(path, **given))
+    for field, value in (("steps", 0), ("lr", float("nan")), ("batch", 0), ("seed", -1)):
+        with pytest.raises(DataError, match=field):
+            tiny(path, **{field: value})
+    assert not path.exists()
