@@ -65,7 +65,9 @@ def _bipartite(src: Ints, dst: Ints) -> Ints:
     for e, (s, d) in enumerate(zip(src.tolist(), dst.tolist(), strict=True)):
         left, right = at.setdefault((0, s), {}), at.setdefault((1, d), {})
         a, b = _free(left), _free(right)
-        if a != b and a in right:
+        if a in right and b not in left:
+            a = b  # free at both ends: rounds in the order of the source, where that can be
+        elif a in right:
             _swap(at, colour, src, dst, (1, d), a, b)
         left[a] = right[a] = e
         colour[e] = a

@@ -28,7 +28,7 @@ class TrainConfig:
     model: str = "small"  # a name in collc.models.transformer.SIZES
     batch: int = 32  # examples of a step, over all devices
     seq: int = 128  # bytes that an example predicts
-    steps: int = 2000
+    steps: int = 1500
     lr: float = 4e-3  # the peak, after a linear warm-up and before a cosine down to a twentieth
     weight_decay: float = 0.05
     seed: int = 0
@@ -76,7 +76,7 @@ def demo(**given: Any) -> TrainConfig:
     """The run of `make demo`: a smaller model, fewer steps. `given` fields replace its own."""
     fields = dict(
         model="mini",
-        steps=500,
+        steps=400,
         lr=6e-3,
         save_every=100,
         evaluate_every=100,

@@ -13,9 +13,9 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from collc.errors import CheckpointError, DataError, PlanError
+from collc.planning.plan import Plan
 from collc.training import checkpoint
 from collc.training.checkpoint import Checkpoint, write_text
 from collc.training.config import CONFIG, TrainConfig, resumed
@@ -45,7 +45,7 @@ def resume_command(path: Path) -> str:
     return f"{shlex.quote(sys.executable)} -m collc train --resume {shlex.quote(str(path))}"
 
 
-def plan_text(plan: Any) -> str:
+def plan_text(plan: Plan) -> str:
     """The text of a plan as `plan.save` writes it, digests included."""
     with tempfile.TemporaryDirectory() as folder:
         plan.save(Path(folder) / PLAN)

@@ -52,6 +52,8 @@ def value_and_grad(
     if batch is None:
         batch = [name for name in names if name not in differentiated]
     batches = (batch,) if isinstance(batch, str) else tuple(batch)
+    if specs is not None and not _partial(plan):
+        raise StepError("specs= has no effect: the plan takes all axes of the mesh. Drop it.")
     if not isinstance(microbatches, int) or microbatches < 1:
         raise DataError(f"microbatches is a positive integer, not {microbatches!r}")
 
@@ -72,10 +74,10 @@ def value_and_grad(
             out, grads = grad(*ordered)
         else:
             out, grads = _accumulated(grad, bound, batches, microbatches, has_aux)
-        known = specs if specs is not None else metadata(grads)
-        grads = pmean(grads, specs=known if _partial(plan) else None)
         value, aux = out if has_aux else (out, None)
-        value = pmean(value)
+        known = specs if specs is not None else metadata(grads)
+        sharded = (PartitionSpec(), known) if known is not None and _partial(plan) else None
+        value, grads = pmean((value, grads), specs=sharded)
         return ((value, aux) if has_aux else value), grads
 
     return Step(step, plan, batches)

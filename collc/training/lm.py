@@ -10,18 +10,21 @@ from typing import Any
 import jax
 import numpy as np
 import optax
-from collc.models import transformer
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 from rich.console import Console
 
-import collc
 from collc.errors import DataError, nearest
+from collc.lowering.collectives import pmean
+from collc.models import transformer
+from collc.planning.plan import Plan
+from collc.planning.plan import plan as make_plan
 from collc.training import checkpoint, compare, data, folder, loop, report
 from collc.training.checkpoint import write_text
 from collc.training.compare import SideBySide
 from collc.training.config import TrainConfig, make_mesh
 from collc.training.report import Summary
+from collc.training.step import schedule
 
 
 def optimizer(config: TrainConfig) -> optax.GradientTransformation:
@@ -40,17 +43,17 @@ def model_config(name: str) -> transformer.Config:
     return transformer.SIZES[name]
 
 
-def planned_step(plan: Any) -> compare.Step:
+def planned_step(plan: Plan) -> compare.Step:
     """A train step whose gradients and loss the plan reduces: (model, optimizer, batch) to the mean
     loss.
     """
 
     @nnx.jit
-    @collc.schedule(plan, batch="batch")
+    @schedule(plan, batch="batch")
     def train_step(model, optimizer, batch):
         loss, grads = nnx.value_and_grad(transformer.loss)(model, batch)
-        optimizer.update(model, collc.pmean(grads))
-        return collc.pmean(loss)
+        optimizer.update(model, pmean(grads))
+        return pmean(loss)
 
     return train_step
 
@@ -83,13 +86,13 @@ def lax_step(mesh: jax.sharding.Mesh) -> compare.Step:
     return train_step
 
 
-def evaluation_step(plan: Any) -> Callable[[nnx.Module, jax.Array], jax.Array]:
+def evaluation_step(plan: Plan) -> Callable[[nnx.Module, jax.Array], jax.Array]:
     """(model, batch) to the mean loss over all devices."""
 
     @nnx.jit
-    @collc.schedule(plan, batch="batch")
+    @schedule(plan, batch="batch")
     def evaluate(model, batch):
-        return collc.pmean(transformer.loss(model, batch))
+        return pmean(transformer.loss(model, batch))
 
     return evaluate
 
@@ -98,7 +101,7 @@ class Trainer:
     """Model, optimizer, text and compiled steps of one run, on its mesh."""
 
     def __init__(
-        self, config: TrainConfig, mesh: jax.sharding.Mesh, plan: Any, corpus: data.Corpus
+        self, config: TrainConfig, mesh: jax.sharding.Mesh, plan: Plan, corpus: data.Corpus
     ) -> None:
         self.config, self.mesh, self.corpus = config, mesh, corpus
         self.sizes = model_config(config.model)
@@ -170,7 +173,7 @@ def train(
     model_config(config.model)
     corpus = data.corpus()
     entropy = data.entropy(corpus.train, corpus.validation)
-    plan = collc.plan(mesh, dict(config.schedules))
+    plan = make_plan(mesh, dict(config.schedules))
     plan_text = folder.plan_text(plan)
     trainer = Trainer(config, mesh, plan, corpus)
     run = folder.open_run(config, plan_text, corpus.digest)

@@ -490,6 +490,18 @@ def test_collectives_under_a_varying_predicate():
     assert checked(test).varying == (frozenset({"host"}),)
 
 
+@pytest.mark.parametrize(
+    "permute", [lambda x: lax.pshuffle(x, "gpu", [1, 0, 3, 2]), partial(bind, axes=("gpu",))]
+)
+def test_a_permute_waits_for_all_devices(permute):
+    """Not only for those of its axis: hosts that part ways would hang as well."""
+
+    def step(w, x):
+        return lax.cond(lax.axis_index("host") == 0, lambda: permute(x), lambda: x)
+
+    assert "differs between the ranks of host (since test_check.py" in refusal(step)
+
+
 def test_a_collective_under_a_uniform_predicate_passes():
     def step(w, x):
         return lax.cond(w[0] > 0, lambda: lax.psum(x, ("host", "gpu")), lambda: jnp.zeros((2, 3)))
