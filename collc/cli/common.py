@@ -126,11 +126,17 @@ def placed(schedule: Schedule, mesh: Mapping[str, int], source: str) -> Schedule
 # ---- the time limit -----------------------------------------------------------------------------
 
 
+class _Stop(BaseException):
+    """The time is over, for code that catches every Exception."""
+
+
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
     """Raises ScheduleError in the block after ``seconds``: files are code, and code may never end.
 
-    Where there are no alarms (off the main thread, on Windows) there is no limit.
+    Code that catches that is stopped half a second later by what is no Exception, and if it
+    catches that too, the process ends. Where there are no alarms (off the main thread, on
+    Windows) there is no limit.
     """
     if (
         not hasattr(signal, "setitimer")
@@ -138,18 +144,28 @@ def time_limit(seconds: float) -> Iterator[None]:
     ):
         yield
         return
+    message = (
+        f"stopped after {seconds:g} s, still at work. Look for a loop that never ends, "
+        "or allow more time with --timeout"
+    )
+    alarms = 0
 
     def stop(number: int, frame: FrameType | None) -> None:
-        raise ScheduleError(
-            f"stopped after {seconds:g} s, still at work. Look for a loop that never ends, "
-            "or allow more time with --timeout"
-        )
+        nonlocal alarms
+        alarms += 1
+        if alarms == 1:
+            raise ScheduleError(message)
+        if alarms < 5:
+            raise _Stop
+        print(f"error: {message}", file=sys.stderr, flush=True)
+        os._exit(1)
 
     old = signal.signal(signal.SIGALRM, stop)
-    # Again and again: a loop may catch what is raised in it.
-    signal.setitimer(signal.ITIMER_REAL, seconds, max(0.5, seconds / 10))
+    signal.setitimer(signal.ITIMER_REAL, seconds, 0.5)
     try:
         yield
+    except _Stop:
+        raise ScheduleError(message) from None
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, old)

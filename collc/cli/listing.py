@@ -161,7 +161,8 @@ def _first(e: Exception) -> str:
 def _print(rows: list[Row], sizes: Mapping[str, int] | None) -> None:
     console = Output()
     wide = console.width >= WIDE
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
+    gap = 2 if console.width >= 80 else 1
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, gap, 0, 0))
     table.add_column("schedule", no_wrap=console.width >= 80, overflow="fold", style="bold")
     if wide:
         table.add_column("collective", no_wrap=True)
@@ -172,6 +173,8 @@ def _print(rows: list[Row], sizes: Mapping[str, int] | None) -> None:
     if wide or not sizes:
         table.add_column("what it does")
     for row in rows:
+        if sizes and not wide and row.schedule.endswith(")"):
+            continue  # a family has no price, and there is no room to say more of it
         found = (row.steps, row.rounds, row.sent, row.received)
         costs = [Text("-" if v is None else str(v)) for v in found] if sizes else []
         if row.error:

@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
-import jax
 from jax.sharding import AbstractMesh, Mesh
 
 from collc.analysis.certificate import Certificate, verify
 from collc.errors import MeshError, PlanError, nearest
 from collc.language.algebra import Schedule
+from collc.planning.agree import compare
 from collc.planning.registry import Algorithm, algorithm
 
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
@@ -145,6 +144,7 @@ def plan(mesh: Mesh | AbstractMesh, axes: Mapping[str, str | Schedule]) -> Plan:
 
     Axes that are left out stay with XLA. Every schedule is proved here and now. Raises PlanError
     for unknown names, MeshError for unknown axes, ProofError for a schedule that is not right.
+    With several processes all make the same plans in the same order, and compare them here.
     """
     if not isinstance(mesh, Mesh | AbstractMesh):
         raise MeshError(f"a plan is for a jax mesh, not {mesh!r}. See jax.make_mesh.")
@@ -158,7 +158,9 @@ def plan(mesh: Mesh | AbstractMesh, axes: Mapping[str, str | Schedule]) -> Plan:
     draft = Plan(mesh, sizes, chosen, "")
     digests = "".join(draft.certificate(c).digest for c in COLLECTIVES)
     digest = hashlib.sha256(f"{sizes} {digests}".encode()).hexdigest()[:16]
-    return Plan(mesh, sizes, chosen, digest)
+    made = Plan(mesh, sizes, chosen, digest)
+    compare("plans", {"plan": str(made), "digest": digest})
+    return made
 
 
 def read(text: str, mesh: Mesh | AbstractMesh, path: str) -> Plan:
@@ -211,8 +213,3 @@ def _native(collective: str) -> Schedule:
     found = algorithm("native").get(collective)
     assert found is not None, collective
     return found
-
-
-def devices(plan: Plan) -> Sequence[Any]:
-    """The plan's devices, in mesh order."""
-    return list(plan.mesh.devices.flat) if isinstance(plan.mesh, Mesh) else jax.devices()

@@ -190,8 +190,8 @@ def check_sum(
     axes, times = ranks_of(same), math.prod(sizes[a] for a in same)
     if is_cotangent(eqn, context.cotangent):
         raise StepError(
-            f"{where}: loss reduced inside grad. The derivative of {what.name} sums a cotangent "
-            f"that is the same on all ranks of {axes}: gradients may come out {times} times too "
+            f"{where}: loss reduced inside grad. The derivative of {what.name} reduces a cotangent "
+            f"that is the same on all ranks of {axes}: gradients can come out {times} times too "
             "large. Differentiate the local loss, reduce after: pmean gradients and loss outside "
             "of grad."
         )

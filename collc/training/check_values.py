@@ -19,7 +19,8 @@ _ZERO_IF_ANY = frozenset({"mul", "dot_general"})
 _ZERO_IF_FIRST = frozenset({"div", "dynamic_slice", "gather"})
 _ZERO_IF_ALL = frozenset(
     "add add_any sub neg convert_element_type broadcast_in_dim reshape squeeze expand_dims copy "
-    "transpose reduce_sum slice concatenate pad rev psum psum_invariant pvary".split()
+    "transpose reduce_sum slice concatenate pad rev pvary "
+    "psum psum_invariant reduce_scatter all_gather all_to_all collc_collective".split()
 )
 
 

@@ -14,7 +14,7 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 from rich.console import Console
 
-from collc.errors import DataError, nearest
+from collc.errors import DataError, MeshError, nearest
 from collc.lowering.collectives import pmean
 from collc.models import transformer
 from collc.planning.plan import Plan
@@ -174,6 +174,12 @@ def train(
     corpus = data.corpus()
     entropy = data.entropy(corpus.train, corpus.validation)
     plan = make_plan(mesh, dict(config.schedules))
+    for axis in mesh.axis_names:
+        if axis not in plan.axes:
+            raise MeshError(
+                f"The mesh {config.mesh} has the axis {axis}, but no schedule was given for it. "
+                "Give it one; native is XLA's own."
+            )
     plan_text = folder.plan_text(plan)
     trainer = Trainer(config, mesh, plan, corpus)
     run = folder.open_run(config, plan_text, corpus.digest)

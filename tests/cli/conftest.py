@@ -52,11 +52,17 @@ def star(n):
 
 @cl.all_reduce
 def forever(n):
-    total = 0
-    while True:
+    while n:
+        n += 1
+    yield add(0, 0, 1)
+
+
+@cl.all_reduce
+def deaf(n):
+    while n:
         try:
             for i in range(1000):
-                total += i * i
+                n += i
         except Exception:
             pass
     yield add(0, 0, 1)

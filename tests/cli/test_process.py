@@ -74,6 +74,18 @@ def test_ctrl_c_is_quiet(tmp_path):
     assert run.returncode == 130
 
 
+@pytest.mark.skipif(os.name != "posix", reason="needs alarms")
+def test_a_file_that_catches_everything(tmp_path):
+    path = tmp_path / "deaf.py"
+    path.write_text(
+        "while True:\n    try:\n        [i for i in range(99)]\n    except:\n        pass\n"
+    )
+    command = [*COMMAND, "show", f"{path}:x", "--mesh", "gpu=4", "--timeout", "0.1"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    assert run.returncode == 1 and run.stdout == ""
+    assert run.stderr.startswith("error: stopped after 0.1 s")
+
+
 def test_letters_that_the_terminal_lacks():
     run = subprocess.run(
         [*COMMAND, "list"], capture_output=True, env=environment(PYTHONIOENCODING="ascii")

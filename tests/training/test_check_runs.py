@@ -219,3 +219,36 @@ def test_groups_may_differ_in_what_they_run():
         return lax.all_gather(x, "gpu").sum(0)
 
     assert checked_and_run(step).varying == (BOTH, frozenset({"host"}), BOTH)
+
+
+def test_what_collc_binds_itself():
+    """The public collectives, not a stand-in."""
+    from collc.schedules import ring
+
+    from collc.lowering import collectives
+
+    plan = ring.all_reduce @ "gpu"
+
+    def loss(w, x):
+        return jnp.mean((x @ w) ** 2)
+
+    def step(w, x):
+        value, grads = jax.value_and_grad(loss)(w, x)
+        once = collectives.pmean((value, grads), plan)
+        return collectives.pmean(once, plan), once, collectives.psum(1, plan)
+
+    found = checked_and_run(step)
+    host = frozenset({"host"})
+    assert found.varying == (host, host, host, host, NONE)
+    assert count(found.jaxpr, "collc_collective") == 1
+    assert len(found.notes) == 1 and "collc.pmean over gpu is elided" in found.notes[0]
+
+    def inside(w, x):
+        return jax.grad(lambda w: collectives.psum(loss(w, x), plan))(w)
+
+    def twice(w, x):
+        return collectives.psum(collectives.psum(x, plan), plan)
+
+    for wrong, says in (inside, "loss reduced inside grad"), (twice, "collc.psum sums over gpu"):
+        with pytest.raises(StepError, match=says):
+            checked_and_run(wrong)

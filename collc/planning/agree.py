@@ -1,0 +1,81 @@
+"""Processes that disagree hang a pod: they compare what they are about to run, before it compiles."""
+
+import json
+import socket
+from collections import Counter
+from collections.abc import Mapping
+from itertools import count
+from typing import Any
+
+import jax
+
+from collc.errors import PlanError
+
+TIMEOUT_S = 120
+
+_calls = count()
+
+
+def distributed() -> bool:
+    """Whether this is one of several processes of JAX's distributed runtime."""
+    return jax.distributed.is_initialized() and _state().num_processes > 1
+
+
+def compare(topic: str, facts: Mapping[str, str], timeout_s: float = TIMEOUT_S) -> None:
+    """Compares facts between all processes, through JAX's own key-value store.
+
+    Every process has to call this for the same topics in the same order. Raises PlanError, on every
+    process, that names the odd one out, its host, and what differs; or who did not come.
+    """
+    if not distributed():
+        return
+    state = _state()
+    client, me, n = state.client, state.process_id, state.num_processes
+    prefix = f"collc/{next(_calls)}/{topic}"
+    mine = {"host": socket.gethostname(), "facts": dict(facts)}
+    client.key_value_set(f"{prefix}/{me}", json.dumps(mine))
+    everyone: dict[int, Any] = {}
+    for other in range(n):
+        try:
+            text = client.blocking_key_value_get(f"{prefix}/{other}", int(timeout_s * 1000))
+        except Exception as e:
+            raise PlanError(
+                f"process {other} of {n} has not come to compare its {topic} within {timeout_s:g} s "
+                f"(process {me} waited). It may have failed, or make its plans in another order. "
+                f"Look at its log. ({type(e).__name__})"
+            ) from e
+        everyone[other] = json.loads(text)
+    found = differences({p: said["facts"] for p, said in everyone.items()})
+    if found:
+        hosts = {p: said["host"] for p, said in everyone.items()}
+        lines = [
+            f"process {p} (host {hosts[p]}) has {name} = {value!r}, the others {usual!r}"
+            for p, name, value, usual in found
+        ]
+        raise PlanError(
+            f"the processes differ in their {topic}, so their programs would wait for each other for "
+            "ever:\n  " + "\n  ".join(lines) + "\nMake them alike."
+        )
+
+
+def differences(facts: Mapping[int, Mapping[str, str]]) -> list[tuple[int, str, str, str]]:
+    """(process, name, its value, the usual value) for each value that is not the commonest.
+
+    Where two values are as common, the one of the lower process is the usual one.
+
+    >>> differences({0: {"jax": "1"}, 1: {"jax": "1"}, 2: {"jax": "2"}})
+    [(2, 'jax', '2', '1')]
+    """
+    found = []
+    for name in dict.fromkeys(name for own in facts.values() for name in own):
+        values = {p: own.get(name, "") for p, own in sorted(facts.items())}
+        usual = Counter(values.values()).most_common(1)[0][0]
+        found += [(p, name, value, usual) for p, value in values.items() if value != usual]
+    return found
+
+
+def _state() -> Any:
+    # JAX offers its key-value store to nobody; orbax reaches for it in the same way.
+    from jax._src import distributed
+
+    return distributed.global_state

@@ -1,0 +1,1 @@
+"""Many processes: starting them, and watching over them."""

@@ -1,0 +1,103 @@
+"""Two real processes over loopback."""
+
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from collc.planning.agree import differences
+
+WORKER = textwrap.dedent(
+    """
+    import sys
+    import jax, jax.numpy as jnp, numpy as np
+    import collc
+    port, me, schedule = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+    collc.init(f"127.0.0.1:{port}", 2, me, timeout_s=60)
+    mesh = jax.make_mesh((2, 2), ("host", "gpu"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    plan = collc.plan(mesh, {"gpu": "ring", "host": schedule})
+
+    @jax.jit
+    @collc.schedule(plan, batch="x")
+    def step(w, x):
+        loss, grad = jax.value_and_grad(lambda w: jnp.mean((x @ w) ** 2))(w)
+        return w - 0.25 * collc.pmean(grad), collc.pmean(loss)
+
+    sharding = jax.sharding.NamedSharding(mesh, jax.P(("host", "gpu")))
+    x = np.arange(24.0, dtype=np.float32).reshape(8, 3) % 5
+    mine = jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
+    w, loss = step(jnp.ones(3), mine)
+    print("RESULT", np.asarray(w).tolist(), float(loss), flush=True)
+    """
+)
+
+
+def _port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def _run(tmp_path: Path, schedules: tuple[str, str], flags: tuple[str, str] = ("", "")):
+    script = tmp_path / "worker.py"
+    script.write_text(WORKER)
+    port = str(_port())
+    workers = [
+        subprocess.Popen(
+            [sys.executable, str(script), port, str(i), schedules[i]],
+            env={
+                **os.environ,
+                "JAX_PLATFORMS": "cpu",
+                "XLA_FLAGS": f"--xla_force_host_platform_device_count=2 {flags[i]}",
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for i in range(2)
+    ]
+    try:
+        outs = [worker.communicate(timeout=240) for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+    return [(worker.returncode, *out) for worker, out in zip(workers, outs, strict=True)]
+
+
+@pytest.mark.newest_only
+def test_two_processes_train_as_one(tmp_path):
+    import numpy as np
+
+    results = _run(tmp_path, ("tree", "tree"))
+    assert [code for code, _, _ in results] == [0, 0], results
+    said = {line for _, out, _ in results for line in out.splitlines() if "RESULT" in line}
+    x = np.arange(24.0).reshape(8, 3) % 5
+    w = 1 - 0.25 * 2 * x.T @ (x @ np.ones(3)) / 8
+    assert said == {f"RESULT {w.tolist()} {np.mean((x @ np.ones(3)) ** 2)}"}
+
+
+@pytest.mark.newest_only
+def test_a_process_with_another_plan_is_named(tmp_path):
+    results = _run(tmp_path, ("tree", "ring"))
+    for code, _, err in results:
+        assert code == 1
+        assert "the processes differ in their plans" in err
+        assert "process 1 (host" in err and '"host": "ring"' in err
+
+
+@pytest.mark.newest_only
+def test_a_process_with_other_flags_is_named(tmp_path):
+    results = _run(tmp_path, ("tree", "tree"), ("", "--xla_cpu_enable_fast_math=true"))
+    for code, _, err in results:
+        assert code == 1
+        assert "process 1 (host" in err and "xla_cpu_enable_fast_math" in err
+
+
+def test_the_odd_one_out_is_the_rarer_one():
+    facts = {0: {"jax": "2", "x": "a"}, 1: {"jax": "1", "x": "a"}, 2: {"jax": "1", "x": "a"}}
+    assert differences(facts) == [(0, "jax", "2", "1")]
+    assert differences({0: {"a": "1"}, 1: {}}) == [(1, "a", "", "1")]
