@@ -1,7 +1,8 @@
 """Two-level all-reduce: scatter inside, reduce between, gather inside."""
 
-from collc import language as cl
 from collc.schedules import ring, tree
+
+from collc import language as cl
 
 
 @cl.family

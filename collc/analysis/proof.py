@@ -136,7 +136,9 @@ class _State:
             bit = np.uint64(1) << (r % 64).astype(np.uint64)
             self.mask[r, :, r // 64] = bit[:, None]
             self.full = np.bitwise_or.reduce(self.mask[:, 0], axis=0)
-            self.tree = np.broadcast_to(_mix(r.astype(np.uint64) + np.uint64(1))[:, None], held.shape).copy()
+            self.tree = np.broadcast_to(
+                _mix(r.astype(np.uint64) + np.uint64(1))[:, None], held.shape
+            ).copy()
         else:
             self.mask[held] = 1
             self.full = np.ones(1, np.uint64)
@@ -169,7 +171,9 @@ class _State:
         for k in range(int(colour.max()) + 1):
             now = (colour == k) & add
             if now.any():
-                self.sums(t, src[now], dst[now], c[now], mask[now], tree[now], sent[now], depth[now])
+                self.sums(
+                    t, src[now], dst[now], c[now], mask[now], tree[now], sent[now], depth[now]
+                )
         to = (dst[out], c[out])
         self.mask[to], self.tree[to], self.depth[to] = mask[out], tree[out], depth[out]
         self.rounded[to], self.cast[to] = sent[out], True
@@ -234,7 +238,8 @@ class _State:
         where = f" (it is complete at rank {_some(done)})" if len(done) else ""
         self.refuse(
             t, f"at the end {what}{where}",
-            f"A {kind} has to leave {kind.after}: {_MEANS[kind.after]}.",
+            f"{'An' if kind.name.startswith('a') else 'A'} {kind} has to leave {kind.after}: "
+            f"{_MEANS[kind.after]}.",
         )  # fmt: skip
 
     def consistent(self, tree: NDArray[np.uint64]) -> bool:

@@ -147,7 +147,9 @@ def _view(
             f"{schedule} is {schedule.type}: a flat program does one collective on the whole mesh. "
             "Flatten schedules that do the same on every axis."
         )
-    scattering = {a for leaf in schedule.leaves() if leaf.facing.scatters for a in leaf.axes or ("",)}
+    scattering = {
+        a for leaf in schedule.leaves() if leaf.facing.scatters for a in leaf.axes or ("",)
+    }
     frame = tuple(a for a in mesh if a in scattering)
     held = dict(schedule.type.before)
     m = math.lcm(*(q.denominator for q in _needs(schedule.normal, mesh, frame, held, Fraction(1))))
@@ -256,7 +258,10 @@ class _View:
         grid = np.meshgrid(*lanes, indexing="ij")
         lane = {a: g.reshape(-1)[None, :, None] for a, g in zip(others, grid, strict=True)}
         count = math.prod(len(x) for x in lanes)
-        return [self.step(program, step, own, lane, count, held, start, m) for step in program.dense_steps()]
+        return [
+            self.step(program, step, own, lane, count, held, start, m)
+            for step in program.dense_steps()
+        ]
 
     def step(
         self, program: Program, step: Step, own: tuple[str, ...], lane: dict[str, Ints],
@@ -316,7 +321,9 @@ class _View:
 
     def slots(self, axes: list[str], start: int, m: int) -> dict[str, Ints]:
         """All coordinates on these axes and in "m", row-major, each as [1, 1, cells]."""
-        grid = np.meshgrid(*(np.arange(self.mesh[a]) for a in axes), start + np.arange(m), indexing="ij")
+        grid = np.meshgrid(
+            *(np.arange(self.mesh[a]) for a in axes), start + np.arange(m), indexing="ij"
+        )
         return {a: g.reshape(1, 1, -1) for a, g in zip((*axes, "m"), grid, strict=True)}
 
     @staticmethod

@@ -5,6 +5,7 @@ Nothing but ``train`` loads jax.
 
 import importlib.metadata
 import inspect
+import io
 import os
 import platform
 import sys
@@ -89,7 +90,7 @@ def collc(
 def main() -> None:
     """The console script. Leaves with 0, 1 (an error), 2 (wrong usage), 130 (Ctrl-C)."""
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
+        if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # never fail over a letter
     try:
         app(prog_name="collc")

@@ -214,26 +214,33 @@ class Leaf(Schedule):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Then(Schedule):
+    """``a >> b >> c``."""
+
     parts: tuple[Schedule, ...]
     name: str | None = None
 
     def __post_init__(self) -> None:
         _alike(self, ">>")
-        _ = self.type
+        # Of the parts as written, so that messages name those.
+        object.__setattr__(self, "type", _chain(self.parts))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Beside(Schedule):
+    """``a | b | c``."""
+
     parts: tuple[Schedule, ...]
     name: str | None = None
 
     def __post_init__(self) -> None:
         _alike(self, "|")
-        _ = self.type
+        object.__setattr__(self, "type", _same(self.parts))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Placed(Schedule):
+    """``inner @ on``, as it was written."""
+
     inner: Schedule
     on: Axes
     name: str | None = None
@@ -241,6 +248,8 @@ class Placed(Schedule):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Relabelled(Schedule):
+    """``inner.relabel(...)``, as it was written."""
+
     inner: Schedule
     by: Relabel
     name: str | None = None
@@ -248,6 +257,8 @@ class Relabelled(Schedule):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Reversed(Schedule):
+    """``inner.reversed()``, as it was written."""
+
     inner: Schedule
     name: str | None = None
 
@@ -318,14 +329,17 @@ def _then(parts: list[Schedule]) -> Schedule:
     merged: list[Schedule] = []
     for part in parts:
         last = merged[-1] if merged else None
-        if isinstance(part, Beside) and isinstance(last, Beside):
-            if len(part.parts) == len(last.parts):
-                pairs = zip(last.parts, part.parts, strict=True)
-                merged[-1] = _raw(
-                    Beside, tuple(_then([*_flat(a, Then), *_flat(b, Then)]) for a, b in pairs)
-                )
-                continue
-        merged.append(part)
+        if (
+            isinstance(part, Beside)
+            and isinstance(last, Beside)
+            and len(part.parts) == len(last.parts)
+        ):
+            pairs = zip(last.parts, part.parts, strict=True)
+            merged[-1] = _raw(
+                Beside, tuple(_then([*_flat(a, Then), *_flat(b, Then)]) for a, b in pairs)
+            )
+        else:
+            merged.append(part)
     return merged[0] if len(merged) == 1 else _raw(Then, tuple(merged))
 
 
@@ -394,19 +408,23 @@ def _type(s: Schedule) -> Type:
         case Leaf():
             before, after = ((k, _root(s) if k == ROOT else ()) for k in _ends(s))
             axes = s.axes or ("",)
-            return Type({a: before for a in axes}, {a: after for a in axes})
+            return Type(dict.fromkeys(axes, before), dict.fromkeys(axes, after))
         case Then(parts=parts):
             return _chain(parts)
         case Beside(parts=parts):
-            first = _type(parts[0])
-            for part in parts[1:]:
-                if _type(part) != first:
-                    raise ScheduleError(
-                        f"{parts[0]} | {part}: the parts differ in type: {_by_axis(first)} beside "
-                        f"{_by_axis(_type(part))}. Every part has to do the same on the same axes."
-                    )
-            return first
+            return _same(parts)
     raise TypeError(f"not a normal form: {s!r}")
+
+
+def _same(parts: tuple[Schedule, ...]) -> Type:
+    first = parts[0].type
+    for part in parts[1:]:
+        if part.type != first:
+            raise ScheduleError(
+                f"{parts[0]} | {part}: the parts differ in type: {_by_axis(first)} beside "
+                f"{_by_axis(part.type)}. Every part has to do the same on the same axes."
+            )
+    return first
 
 
 def _ends(leaf: Leaf) -> tuple[str, str]:
@@ -428,7 +446,7 @@ def _chain(parts: tuple[Schedule, ...]) -> Type:
     after: dict[str, State] = {}
     by: dict[str, Schedule] = {}
     for part in parts:
-        step = _type(part)
+        step = part.type
         for axis, needed in step.before.items():
             found = after.get(axis)
             if found is not None and found != needed:

@@ -205,7 +205,7 @@ def dual(program: Program) -> Program:
         overwritten = np.zeros_like(live)
         overwritten[step.dst[~step.add], step.chunk[~step.add]] = True
         after = live & ~overwritten
-        add, chunk, src, dst = (a[used] for a in (step.add, step.chunk, step.src, step.dst))
+        chunk, src, dst = (a[used] for a in (step.chunk, step.src, step.dst))
         stays = after[src, chunk]
         live = after
         live[src, chunk] = True

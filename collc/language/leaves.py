@@ -30,10 +30,10 @@ class _Decorator:
         )
 
     @overload
-    def __call__(self, steps: Steps, /) -> Leaf: ...
+    def __call__(self, steps: Steps) -> Leaf: ...
     @overload
     def __call__(self, *, chunks: int | None = None) -> Callable[[Steps], Leaf]: ...
-    def __call__(self, steps: Steps | None = None, /, *, chunks: int | None = None) -> Any:
+    def __call__(self, steps: Steps | None = None, *, chunks: int | None = None) -> Any:
         if chunks is not None:
             if self.kind.scatters:
                 raise ScheduleError(
@@ -100,6 +100,7 @@ class Family:
 
 
 def show_literal(value: int | str) -> str:
+    """The literal as it is printed: with double quotes, as everywhere in collc."""
     return f'"{value}"' if isinstance(value, str) and value.isidentifier() else repr(value)
 
 
@@ -115,5 +116,7 @@ def order(function: Callable[[int], Any]) -> Order:
     """Decorates a function from n to an order of the n ranks, so that ``relabel`` can print it."""
     name = qualified(function)
     if name is None:
-        raise ScheduleError(f"@order: {function.__qualname__} has to stand at the top of its module")
+        raise ScheduleError(
+            f"@order: {function.__qualname__} has to stand at the top of its module"
+        )
     return Order(name, function)

@@ -60,6 +60,7 @@ def lines(program: Program) -> list[str]:
 
 
 def show_step(program: Program, step: Step, most: int = 16) -> str:
+    """One line for a step; of a long list of edges the first ``most``."""
     if step.orbit:
         return "    ".join(_relative(program, step, i) for i in range(step.size))
     shown = "    ".join(

@@ -1,11 +1,11 @@
 """The states of an axis, and the collectives that lead from one to another.
 
-    partial   every rank: the whole buffer, its own addend
-    shard     rank c: chunk c of n, finished
-    replica   every rank: the whole, finished
-    root      one rank: the whole, finished
-    outbox    rank r: the chunks (r, .)
-    inbox     rank r: the chunks (., r)
+partial   every rank: the whole buffer, its own addend
+shard     rank c: chunk c of n, finished
+replica   every rank: the whole, finished
+root      one rank: the whole, finished
+outbox    rank r: the chunks (r, .)
+inbox     rank r: the chunks (., r)
 """
 
 from dataclasses import dataclass

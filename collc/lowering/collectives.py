@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.core import Tracer
 from jax.sharding import PartitionSpec
 
 from collc.analysis.certificate import Certificate, verify
@@ -36,12 +37,16 @@ from collc.lowering.wire import Cast, Plain, Wire
 On = Any  # None, an axis name, a tuple of them, a schedule or its text, or a plan
 
 
-def psum(x: Any, schedule: On = None, *, accumulate: Any = None, wire: Any = None, specs: Any = None) -> Any:
+def psum(
+    x: Any, schedule: On = None, *, accumulate: Any = None, wire: Any = None, specs: Any = None
+) -> Any:
     """Sum over the ranks, as ``lax.psum``. ``specs``: the leaves' sharding over automatic axes."""
     return _reduce(x, schedule, "sum", accumulate, wire, specs)
 
 
-def pmean(x: Any, schedule: On = None, *, accumulate: Any = None, wire: Any = None, specs: Any = None) -> Any:
+def pmean(
+    x: Any, schedule: On = None, *, accumulate: Any = None, wire: Any = None, specs: Any = None
+) -> Any:
     """Mean over the ranks, as ``lax.pmean``. ``specs``: the leaves' sharding over automatic axes."""
     return _reduce(x, schedule, "mean", accumulate, wire, specs)
 
@@ -239,10 +244,13 @@ def _from(schedule: Schedule, source: int, sizes: dict[str, int]) -> Schedule:
     """The broadcast with another root: each axis's ranks shifted by its coordinate of the source."""
     n = math.prod(sizes.values())
     if not isinstance(source, int) or not 0 <= source < n:
-        raise DataError(f"collc.pbroadcast: source is one of the ranks 0 to {n - 1}, not {source!r}")
+        raise DataError(
+            f"collc.pbroadcast: source is one of the ranks 0 to {n - 1}, not {source!r}"
+        )
     if source == 0:
         return schedule
     at = dict(zip(sizes, np.unravel_index(source, tuple(sizes.values())), strict=True))
+
     def shifted(leaf: Leaf) -> Leaf:
         rank = 0
         for axis in leaf.axes:
@@ -272,7 +280,7 @@ def _reduce(x: Any, on: On, op: str, accumulate: Any, wire: Any, specs: Any) -> 
     name = f"p{op}"
     size = sum(np.size(v) * jnp.result_type(v).itemsize for v in leaves)
     use = _use(name, "all_reduce", on, accumulate, wire, op=op, size=size)
-    if not any(isinstance(v, jax.core.Tracer) for v in leaves):
+    if not any(isinstance(v, Tracer) for v in leaves):
         # As in lax: a constant of the program is not sent.
         scale = {"sum": use.n, "mean": 1}.get(op, 1)
         return jax.tree.map(lambda v: v * scale, x) if scale != 1 else x
@@ -312,7 +320,9 @@ def _exchange(use: _Use, fronts: list[jax.Array], lead_in: int, lead_out: int) -
     """[lead_in, p...] in, [lead_out, p...] out, as the primitive has them: with the leads merged."""
     if operands.automatic():
         # [lead, k, rest] -> [lead * k, rest]; dimension 0 of what remains is cut along with it.
-        merged = [f.reshape(f.shape[0] * f.shape[1], *f.shape[2:]) if f.ndim > 1 else f for f in fronts]
+        merged = [
+            f.reshape(f.shape[0] * f.shape[1], *f.shape[2:]) if f.ndim > 1 else f for f in fronts
+        ]
         return use.run(merged)
     return operands.flat(fronts, use.run, lead_in, lead_out)
 
@@ -341,4 +351,3 @@ def _dimension(name: str, v: jax.Array, dimension: int) -> int:
     if not -v.ndim <= dimension < v.ndim:
         raise DataError(f"collc.{name}: a value of shape {v.shape} has no dimension {dimension}")
     return dimension % v.ndim
-

@@ -31,5 +31,6 @@ def current() -> Chooses | None:
 
 @contextmanager
 def using(plan: Any) -> Iterator[None]:
+    """The plan is current within."""
     with _current(plan):
         yield

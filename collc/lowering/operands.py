@@ -51,7 +51,9 @@ def flat(xs: Sequence[jax.Array], run: Run, lead_in: int = 1, lead_out: int = 1)
     return out
 
 
-def sharded_dims(x: jax.Array, spec: PartitionSpec | None, auto: dict[str, int]) -> list[int] | None:
+def sharded_dims(
+    x: jax.Array, spec: PartitionSpec | None, auto: dict[str, int]
+) -> list[int] | None:
     """For each dimension, over how many devices automatic axes shard it; None where unknown."""
     mesh = jax.sharding.get_abstract_mesh()
     typed = jax.typeof(x).sharding.spec

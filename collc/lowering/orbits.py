@@ -25,6 +25,8 @@ Cell = int  # (chunk - rank) mod n; in an all-to-all (source - rank) * n + (dest
 
 @dataclass(frozen=True)
 class Send:
+    """One chunk that every rank sends: the cell it reads, and the one that the receiver writes."""
+
     add: bool
     read: Cell
     write: Cell
@@ -263,9 +265,7 @@ def _rolled(
         values, base = carry
         readable = base or constant
         out, puts = [], []
-        for message, send, stride, value in zip(
-            run.first, sends, run.strides, values, strict=True
-        ):
+        for message, send, stride, value in zip(run.first, sends, run.strides, values, strict=True):
             dst = (ranks(n) + message.distance) % n
             got = place.send(value, place.names, place.names[dst])
             where = send.write + _signed(stride, n) * i

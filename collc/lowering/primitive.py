@@ -79,7 +79,9 @@ def _shape(kind: str, ranks: int, shape: tuple[int, ...]) -> tuple[int, ...]:
     return (size, *rest)
 
 
-def _abstract(*xs: Any, certificate: Certificate, kind: str, axes: Any, drop: bool, **_: Any) -> Any:
+def _abstract(
+    *xs: Any, certificate: Certificate, kind: str, axes: Any, drop: bool, **_: Any
+) -> Any:
     n = math.prod(size for _, size in certificate.sizes)
     outs = []
     for x in xs:
@@ -141,7 +143,7 @@ def _jvp(primals: Any, tangents: Any, **params: Any) -> Any:
         raise NotImplementedError(f"Differentiation rule for 'p{params['op']}' not implemented")
     outs = collective_p.bind(*primals, **params)
     if all(type(t) is ad.Zero for t in tangents):
-        return outs, [ad.Zero.from_primal_value(y) for y in outs]
+        return outs, [ad.Zero(jax.typeof(y).to_tangent_aval()) for y in outs]
     return outs, collective_p.bind(*map(ad.instantiate_zeros, tangents), **params)
 
 
@@ -230,11 +232,11 @@ def _is_root(params: dict[str, Any]) -> jax.Array:
 
 def _batch(xs: Sequence[Any], dims: Sequence[Any], **params: Any) -> Any:
     moved = [
-        x if d is batching.not_mapped else jnp.moveaxis(x, d, 1)
+        x if d is None else jnp.moveaxis(x, d, 1)
         for x, d in zip(xs, dims, strict=True)
     ]
     outs = collective_p.bind(*moved, **params)
-    return outs, [d if d is batching.not_mapped else 1 for d in dims]
+    return outs, [d if d is None else 1 for d in dims]
 
 
 collective_p.def_impl(_impl)

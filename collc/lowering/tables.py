@@ -35,6 +35,7 @@ class Table:
 
 
 def table(program: Program, round: Round) -> Table:
+    """The table of a round."""
     sends = program.dense(round.sends)
     pair = sends.src * program.n + sends.dst
     order = np.lexsort((sends.chunk, pair))
@@ -112,14 +113,20 @@ def _finish(program: Program, rank: jax.Array, buffers: Values) -> Values:
     return buffers
 
 
-def _receive(place: Place, t: Table, rank: jax.Array, buffer: jax.Array, got: jax.Array) -> jax.Array:
+def _receive(
+    place: Place, t: Table, rank: jax.Array, buffer: jax.Array, got: jax.Array
+) -> jax.Array:
     """The buffer after a round. Who receives nothing got zeros, which are nothing to a sum only."""
     idle = ~t.used
     if t.adds[t.used].all() and place.op == "sum" and t.used[t.dst].all():
         new = _take(t.write, rank, buffer) + got
     elif t.adds[t.used].all():
         own = _take(t.write, rank, buffer)
-        new = _where(_at(t.used, rank), place.combine(own, got), own) if idle.any() else place.combine(own, got)
+        new = (
+            _where(_at(t.used, rank), place.combine(own, got), own)
+            if idle.any()
+            else place.combine(own, got)
+        )
     elif not t.adds.any():
         return _put(t.write, rank, buffer, got, _at(t.used, rank) if idle.any() else None)
     else:

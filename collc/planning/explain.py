@@ -1,5 +1,6 @@
 """A plan in words: what each collective does, what it costs at least, and what XLA would do."""
 
+import io
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -14,10 +15,19 @@ if TYPE_CHECKING:
 def explain(plan: "Plan") -> str:
     """A table with a row for each collective, as plain text of at most 100 columns."""
     size = dict(plan.sizes)
-    console = Console(width=100, no_color=True, record=True, file=_Nowhere())
+    console = Console(width=100, no_color=True, record=True, file=io.StringIO())
     console.print(str(plan), highlight=False, soft_wrap=True)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("collective", "schedule", "steps", "rounds", "sent", "bound", "depth", "equal bits"):
+    for column in (
+        "collective",
+        "schedule",
+        "steps",
+        "rounds",
+        "sent",
+        "bound",
+        "depth",
+        "equal bits",
+    ):
         table.add_column(column, justify="right" if column in _NUMBERS else "left")
     certificates = {c: plan.certificate(c) for c in ("all_reduce", "reduce_scatter", "all_gather")}
     certificates |= {c: plan.certificate(c) for c in ("all_to_all", "broadcast")}
@@ -43,7 +53,9 @@ def explain(plan: "Plan") -> str:
     ]
     own = [c for c, certificate in certificates.items() if certificate.trusted]
     if own:
-        lines.append(f"XLA's own collective, trusted and not proved, takes part in: {', '.join(own)}.")
+        lines.append(
+            f"XLA's own collective, trusted and not proved, takes part in: {', '.join(own)}."
+        )
     rest = [a for a, n in plan.sizes if a not in plan.axes and n > 1]
     if rest:
         lines.append(f"Left to XLA: {', '.join(rest)}.")
@@ -53,13 +65,3 @@ def explain(plan: "Plan") -> str:
 
 
 _NUMBERS = {"steps", "rounds", "sent", "bound", "depth"}
-
-
-class _Nowhere:
-    """Where the recording console prints."""
-
-    def write(self, text: str) -> int:
-        return len(text)
-
-    def flush(self) -> None:
-        pass

@@ -34,9 +34,7 @@ def algorithm(source: str | Schedule) -> Algorithm:
     if not isinstance(schedule, Schedule):
         raise PlanError(f"an axis takes the name of a schedule or a schedule, not {source!r}")
     if schedule.axes:
-        raise PlanError(
-            f"{schedule} is placed already. The plan places it: give it without @."
-        )
+        raise PlanError(f"{schedule} is placed already. The plan places it: give it without @.")
     kind = schedule.collective
     if kind is None:
         raise PlanError(f"{schedule} is {schedule.type}, which is no one collective.")

@@ -30,7 +30,7 @@ def init(
     jax or Python, other XLA flags or other settings; it names the odd one out. Plans that are made
     later are compared likewise.
     """
-    if jax.config.jax_platforms == "cpu" or os.environ.get("JAX_PLATFORMS") == "cpu":
+    if getattr(jax.config, "jax_platforms", None) == "cpu":
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(
         coordinator_address=coordinator_address,

@@ -109,7 +109,10 @@ def metadata(grads: Any) -> Any:
             names: Any = x.names
         elif boxed(x):
             data = x.get_metadata()
-            names = next((data[k] for k in ("out_sharding", "sharding_names", "sharding") if data.get(k)), None)
+            names = next(
+                (data[k] for k in ("out_sharding", "sharding_names", "sharding") if data.get(k)),
+                None,
+            )
         else:
             return None
         found = found or names is not None
@@ -144,7 +147,8 @@ def _accumulated(
 
         pieces[name] = jax.tree.map(split, bound.arguments[name])
     modules = {n: v for n, v in bound.arguments.items() if is_module(v)}
-    graph = state = None
+    graph: Any = None
+    state: Any = None
     if modules:
         from flax import nnx
 

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 
 from collc.errors import MeshError, StepError, nearest
@@ -61,7 +62,7 @@ def ranked(value: Any, plan: Plan, axes: Sequence[str] | None = None, *, of: Any
     def spread(x: Any) -> jax.Array:
         x = jnp.asarray(x)
         wide = jnp.broadcast_to(x, (*sizes, *x.shape))
-        if isinstance(plan.mesh, jax.sharding.Mesh) and not isinstance(wide, jax.core.Tracer):
+        if isinstance(plan.mesh, jax.sharding.Mesh) and not isinstance(wide, Tracer):
             return jax.device_put(wide, NamedSharding(plan.mesh, PartitionSpec(*chosen)))
         return wide
 
@@ -71,7 +72,9 @@ def ranked(value: Any, plan: Plan, axes: Sequence[str] | None = None, *, of: Any
             raise StepError("ranked(of=...) selects variables of an nnx module; this is none.")
         return Ranked(jax.tree.map(spread, value), chosen)
     if of is None:
-        raise StepError("ranked(module, plan) needs of=, the type of the variables, as nnx.BatchStat")
+        raise StepError(
+            "ranked(module, plan) needs of=, the type of the variables, as nnx.BatchStat"
+        )
     found = [v for _, v in nnx.iter_graph(value) if isinstance(v, of)]
     if not found:
         raise StepError(f"the module has no variable of type {of.__name__}")

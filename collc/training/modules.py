@@ -60,7 +60,7 @@ class Modules:
             return self.state
         from flax import nnx
 
-        graph, state = nnx.split(merged)
+        state = nnx.split(merged)[1]
         if jax.tree.structure(state) != jax.tree.structure(self.state):
             before = {path for path, _ in nnx.to_flat_state(self.state)}
             now = {path for path, _ in nnx.to_flat_state(state)}

@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.panel import Panel
 from rich.table import Table
-from rich.text import Text
 
 from collc.training.compare import SideBySide
 from collc.training.config import TrainConfig
@@ -75,7 +73,7 @@ def opening(
     if len(lines) > SHOWN:
         rest = len(lines) - SHOWN
         lines[SHOWN:] = [f"... {rest} more lines: the plan is in {run.path / PLAN}"]
-    console.print(Panel(Text("\n".join(lines)), title="plan", title_align="left"))
+    say(console, "\n".join(lines) + "\n")
     batch, seq = config.batch, config.seq
     going_on = f", going on from step {run.start}" if run.start else ""
     say(

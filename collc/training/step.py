@@ -119,7 +119,9 @@ class Step(Generic[Args, Result]):
         modules.update(state)
         return _unwrapped(result, modules)
 
-    def _leaves(self, plain: dict[str, Any], modules: Modules) -> tuple[list[Any], list[_Leaf], Any]:
+    def _leaves(
+        self, plain: dict[str, Any], modules: Modules
+    ) -> tuple[list[Any], list[_Leaf], Any]:
         """The arrays among the arguments, their layouts, and the way back from arrays."""
         is_ranked = lambda x: isinstance(x, Ranked)  # noqa: E731
         flat, tree = jax.tree.flatten(plain)
@@ -187,7 +189,10 @@ class Step(Generic[Args, Result]):
         explicit = set(getattr(mesh, "explicit_axes", ())) & set(self.plan.axes)
         if not explicit:
             return values
-        return [_reshard(jnp.asarray(v), leaf, self.plan) for v, leaf in zip(values, leaves, strict=True)]
+        return [
+            _reshard(jnp.asarray(v), leaf, self.plan)
+            for v, leaf in zip(values, leaves, strict=True)
+        ]
 
     def _body(
         self,

@@ -83,7 +83,7 @@ def test_a_file_that_catches_everything(tmp_path):
     command = [*COMMAND, "show", f"{path}:x", "--mesh", "gpu=4", "--timeout", "0.1"]
     run = subprocess.run(command, capture_output=True, text=True, timeout=30)
     assert run.returncode == 1 and run.stdout == ""
-    assert run.stderr.startswith("error: stopped after 0.1 s")
+    assert run.stderr.startswith("error: ") and "stopped after 0.1 s" in run.stderr
 
 
 def test_letters_that_the_terminal_lacks():
@@ -135,7 +135,7 @@ for args in (["list"], ["list", "--mesh", "gpu=8"], ["show", "tree.all_reduce", 
     lines = re.sub(r"\x1b\[[0-9;]*m", "", shown.decode()).splitlines()
     assert len(lines) > 60
     assert max(map(len, lines)) <= width
-    text = "\n".join(lines)
+    text = " ".join(" ".join(lines).split())
     assert "…" not in text
     for word in ("server.star", "7/4 S", "14 -> 15", "32/31", "Did you mean ring"):
         assert word in text, text

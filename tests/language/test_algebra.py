@@ -1,0 +1,193 @@
+"""Operators, what may be placed and joined, the wording of type errors, and normal forms."""
+
+import numpy as np
+import pytest
+
+from collc import language as cl
+from collc.errors import ScheduleError
+from collc.language.parse import parse
+from collc.schedules import native, pairwise, ring, server, tree
+
+rs, ag, ar = ring.reduce_scatter, ring.all_gather, ring.all_reduce
+
+
+@cl.order
+def swap(n):
+    return np.arange(n) ^ 1 if n % 2 == 0 else np.arange(n)
+
+
+def refused(make) -> str:
+    with pytest.raises(ScheduleError) as caught:
+        make()
+    return str(caught.value)
+
+
+def test_types():
+    for s, want in [
+        (rs, "partial -> shard"), (ag, "shard -> replica"), (ar, "partial -> replica"),
+        (tree.reduce, "partial -> root"), (tree.broadcast, "root -> replica"),
+        (pairwise.all_to_all, "outbox -> inbox"), (native.all_reduce, "partial -> replica"),
+        (rs @ "x" >> ar @ "y" >> ag @ "x", "partial,partial -> replica,replica"),
+        (rs @ "x" >> ar @ "y", "partial,partial -> shard,replica"),
+        ((rs | rs) @ ("x", "y"), "partial,partial -> shard,shard"),
+        (rs.reversed(), "shard -> replica"),
+    ]:  # fmt: skip
+        assert str(s.type) == want, s
+    assert (rs @ "x" >> ar @ "y").collective is None
+    assert str((rs @ "x" >> ar @ "y" >> ag @ "x").collective) == "all_reduce"
+    assert (rs @ "x" >> ar @ "y").axes == ("x", "y")
+    assert rs.axes == ()
+
+
+def test_states_that_do_not_meet():
+    assert refused(lambda: rs @ "gpu" >> ag @ "gpu" >> ag @ "gpu") == (
+        "`ring.all_gather @ gpu` needs gpu to be shard, but after `ring.all_gather @ gpu` it is "
+        "replica. Drop the second gather."
+    )
+    assert refused(lambda: rs @ "gpu" >> rs @ "gpu") == (
+        "`ring.reduce_scatter @ gpu` needs gpu to be partial, but after `ring.reduce_scatter @ gpu` "
+        "it is shard. Drop the second scatter."
+    )
+    assert refused(lambda: ar >> ar).endswith("it is replica. Drop the second reduce.")
+    assert refused(lambda: ag >> rs) == (
+        "`ring.reduce_scatter` needs its axis to be partial, but after `ring.all_gather` it is "
+        "replica. Put something between that makes replica partial, or drop one."
+    )
+    assert "needs gpu to be partial" in refused(lambda: rs @ "gpu" >> ar @ ("gpu", "host"))
+    assert "but after `tree.reduce` it is root" in refused(lambda: tree.reduce >> ag)
+
+
+def test_parts_that_differ():
+    assert refused(lambda: rs | ag) == (
+        "ring.reduce_scatter | ring.all_gather: the parts differ in type: partial -> shard beside "
+        "shard -> replica. Every part has to do the same on the same axes."
+    )
+    assert "x partial -> shard beside y partial -> shard" in refused(lambda: rs @ "x" | rs @ "y")
+
+
+def test_roots_that_differ():
+    moved = tree.reduce.relabel(shift=1)
+    assert (moved >> tree.broadcast.relabel(shift=1)).collective is not None
+    assert refused(lambda: moved >> tree.broadcast) == (
+        "tree.broadcast needs another root on its axis than the one that tree.reduce.relabel(shift=1) "
+        "leaves. Relabel both alike."
+    )
+    assert "differ in type" in refused(lambda: tree.reduce | moved)
+    # Rank 0 is rank 0, whichever way the axes are named; another rank is not.
+    tree.reduce @ ("x", "y") >> tree.broadcast @ ("y", "x")
+    tree.reduce @ ("x", "y") >> tree.broadcast @ "x" >> tree.broadcast @ "y"
+    assert "another root on x" in refused(lambda: moved @ ("x", "y") >> moved.reversed() @ ("y", "x"))
+
+
+def test_placing():
+    assert str(ar @ "gpu") == "ring.all_reduce @ gpu"
+    assert str(ar @ ("host", "gpu")) == "ring.all_reduce @ (host, gpu)"
+    assert ar @ ("gpu",) == ar @ "gpu"
+    assert refused(lambda: ar @ "gpu" @ "host") == (
+        "ring.all_reduce @ gpu is placed already, on gpu. Drop one @."
+    )
+    assert "is placed already" in refused(lambda: (rs @ "x" >> ag @ "x") @ "x")
+    assert "an axis is named twice" in refused(lambda: ar @ ("x", "x"))
+    for bad in ("", (), "two words", 3, None, ("x", 1), "if", "a-b", {"x": 1}):
+        assert "an axis is a name, or a tuple of names" in refused(lambda bad=bad: ar @ bad)
+    assert refused(lambda: rs @ "x" >> ag) == (
+        "ring.reduce_scatter @ x >> ring.all_gather: one side of >> is placed on axes, "
+        "ring.all_gather is not. Place it with @, or place the whole."
+    )
+    assert "one side of | is placed" in refused(lambda: rs | rs @ "x")
+
+
+def test_relabelling():
+    assert rs.relabel(shift=0) == rs
+    assert rs.relabel(shift=1).relabel(shift=2) == rs.relabel(shift=3)
+    assert rs.relabel(shift=1).relabel(shift=-1) == rs
+    assert rs.relabel(order=(1, 0)) != rs
+    assert rs.relabel(order=[1, 0]) == rs.relabel(order=np.array([1, 0]))
+    assert str(rs.relabel(order=swap)) == "ring.reduce_scatter.relabel(order=test_algebra.swap)"
+    assert "either shift= or order=" in refused(lambda: rs.relabel())
+    assert "either shift= or order=" in refused(lambda: rs.relabel(shift=1, order=(0,)))
+    assert "placed already: relabel first" in refused(lambda: (rs @ "x").relabel(shift=1))
+    assert "decorate it with @language.order" in refused(lambda: rs.relabel(order=lambda n: range(n)))
+    for bad in (1.5, True, "1"):
+        assert "ranks and shifts are integers" in refused(lambda bad=bad: rs.relabel(shift=bad))
+        assert "ranks and shifts are integers" in refused(lambda bad=bad: rs.relabel(order=(0, bad)))
+
+
+def test_orders_are_permutations_of_the_axis():
+    import collc
+
+    for order in ((0, 1), (0, 1, 1), (0, 1, 3), (-1, 0, 1)):
+        with pytest.raises(ScheduleError, match="needs each of the ranks 0 to 2 once"):
+            collc.verify(rs.relabel(order=order), n=3)
+    assert collc.verify(rs.relabel(shift=10**30), n=3).steps == 2
+
+    broken = cl.Order("broken", lambda n: [0] * n)
+    with pytest.raises(ScheduleError, match=r"relabel\(order=broken\)"):
+        collc.verify(rs.relabel(order=broken), n=3)
+
+
+def test_operators_leave_strangers_alone():
+    for make in (lambda: rs >> 1, lambda: rs | None, lambda: 1 >> rs):
+        with pytest.raises(TypeError, match="unsupported operand"):
+            make()
+
+
+def test_normal_forms():
+    s = ((rs >> ag) | tree.all_reduce) @ "x"
+    assert str(s) == "(ring.reduce_scatter >> ring.all_gather | tree.all_reduce) @ x"
+    assert str(s.normal) == (
+        "ring.reduce_scatter @ x >> ring.all_gather @ x | "
+        "tree.reduce @ x >> tree.reduce.reversed() @ x"
+    )
+    assert str(((rs | rs) >> (ag | ag)).normal) == (
+        "ring.reduce_scatter >> ring.all_gather | ring.reduce_scatter >> ring.all_gather"
+    )
+    # Other arities stay as they are.
+    assert str(((rs | rs) >> ag).normal) == (
+        "(ring.reduce_scatter | ring.reduce_scatter) >> ring.all_gather"
+    )
+    assert str((rs.relabel(shift=1) @ "x").reversed().normal) == (
+        "ring.reduce_scatter.relabel(shift=1).reversed() @ x"
+    )
+    assert (rs >> ag) == ring.all_reduce and hash(rs >> ag) == hash(ring.all_reduce)
+    assert rs != ag and rs != "ring.reduce_scatter"
+    # A leaf is never equal to another algorithm's, nor to its own dual.
+    assert ring.all_gather != ring.reduce_scatter.reversed()
+
+
+def test_equality_survives_tables():
+    table = {ar @ "x": 1, server.shards(3): 2}
+    assert table[(rs >> ag) @ "x"] == 1
+    assert table[parse("server.shards(3)")] == 2
+    assert server.shards(2) not in table
+
+
+def test_precedence_is_pythons():
+    s = rs @ "x" >> ar @ "y" >> ag @ "x" | rs @ "y" >> ar @ "x" >> ag @ "y"
+    assert len(s.parts) == 2 and len(s.parts[0].parts) == 3
+    assert str(s) == (
+        "ring.reduce_scatter @ x >> ring.all_reduce @ y >> ring.all_gather @ x | "
+        "ring.reduce_scatter @ y >> ring.all_reduce @ x >> ring.all_gather @ y"
+    )
+
+
+def test_families():
+    assert str(server.shards(4)) == "server.shards(4)"
+    assert str(pairwise.two_level("host", "gpu")) == 'pairwise.two_level("host", "gpu")'
+    assert repr(server.shards) == "<server.shards(...)>"
+    assert "takes integers and axis names, not 1.5" in refused(lambda: server.shards(1.5))
+    assert "takes integers and axis names, not True" in refused(lambda: server.shards(True))
+    assert "server.shards(1, 2): " in refused(lambda: server.shards(1, 2))
+    assert "chunks is a positive integer, not 0" in refused(lambda: server.shards(0))
+    nothing = cl.family(lambda: None)
+    assert "has to return a schedule, not None" in refused(lambda: nothing())
+
+
+def test_decorators():
+    assert refused(lambda: cl.reduce_scatter(chunks=2)).startswith(
+        "@reduce_scatter(chunks=2): in a reduce_scatter chunk c belongs to rank c"
+    )
+    assert "chunks is a positive integer, not 0" in refused(lambda: cl.all_reduce(chunks=0))
+    assert "decorates a generator function, not 3" in refused(lambda: cl.all_reduce(3))
+    assert "has to stand at the top of its module" in refused(lambda: cl.order(lambda n: n))
+    assert rs.__doc__.startswith("Chunk c sets out")
