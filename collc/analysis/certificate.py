@@ -1,6 +1,7 @@
 """Certificates: what is proved of a schedule on a mesh. Nothing is lowered without one."""
 
 import functools
+import hashlib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,7 +16,6 @@ from collc.errors import MeshError, ProofError, nearest
 from collc.language import states
 from collc.language.algebra import Beside, Leaf, Schedule, Then
 from collc.language.expand import expand, permutation
-from collc.language.ir import Program
 
 _TOKEN = object()
 
@@ -150,11 +150,6 @@ def ranks_of(leaf: Leaf, sizes: Mapping[str, int]) -> int:
     return math.prod(sizes[axis] for axis in leaf.axes or ("",))
 
 
-def program_of(leaf: Leaf, sizes: Mapping[str, int]) -> Program:
-    """The leaf's program, not relabelled: to rename ranks neither proves nor disproves it."""
-    return expand(leaf, ranks_of(leaf, sizes))
-
-
 def proof_of(leaf: Leaf, sizes: Mapping[str, int]) -> Proof | None:
     """The proof of one leaf, from the cache by its program's digest; None if it is native."""
     n = ranks_of(leaf, sizes)
@@ -172,8 +167,6 @@ def proof_of(leaf: Leaf, sizes: Mapping[str, int]) -> Proof | None:
 
 def digest(schedule: Schedule, sizes: Mapping[str, int]) -> str:
     """A digest of all that the schedule's leaves do on these sizes."""
-    import hashlib
-
     h = hashlib.sha256()
     for leaf in schedule.leaves():
         n = ranks_of(leaf, sizes)

@@ -20,8 +20,10 @@ from jax.interpreters import ad, batching, mlir
 from collc.analysis.certificate import Certificate, verify
 from collc.errors import ScheduleError
 from collc.language.algebra import Schedule
+from collc.language.expand import permutation
 from collc.language.states import KINDS, REPLICA
-from collc.lowering.lower import lower
+from collc.lowering.lower import frame, lower
+from collc.lowering.ranks import rank_in
 from collc.lowering.wire import Cast, Plain, Wire
 
 collective_p = Primitive("collc_collective")
@@ -192,32 +194,15 @@ def _from_replica(kind: str, ct: jax.Array, params: dict[str, Any]) -> jax.Array
             return ct / n if params["op"] == "mean" else ct
         case "all_gather":
             k = ct.shape[0] // n
-            order = frame_order(params["schedule"], sizes)
+            order = frame(params["schedule"], sizes).axes
             return lax.dynamic_slice_in_dim(ct, rank_in(order, sizes) * k, k)
         case "broadcast":
             return jnp.where(_is_root(params), ct, jnp.zeros_like(ct))
     raise ScheduleError(f"{params['schedule']}: no derivative for a {kind} typed as replicated")
 
 
-def frame_order(schedule: Schedule, sizes: dict[str, int]) -> tuple[str, ...]:
-    """The order of axes in which chunks are numbered."""
-    from collc.lowering.lower import frame
-
-    return frame(schedule, sizes).axes or tuple(sizes)
-
-
-def rank_in(order: Sequence[str], sizes: dict[str, int]) -> jax.Array:
-    """This device's rank, linear in the given order of axes."""
-    rank = jnp.int32(0)
-    for axis in order:
-        rank = rank * sizes[axis] + lax.axis_index(axis)
-    return rank
-
-
 def _is_root(params: dict[str, Any]) -> jax.Array:
     """Whether this device is the root of a broadcast on every axis."""
-    from collc.language.expand import permutation
-
     sizes = dict(params["certificate"].sizes)
     here = jnp.bool_(True)
     for leaf in params["schedule"].leaves():
@@ -231,10 +216,7 @@ def _is_root(params: dict[str, Any]) -> jax.Array:
 
 
 def _batch(xs: Sequence[Any], dims: Sequence[Any], **params: Any) -> Any:
-    moved = [
-        x if d is None else jnp.moveaxis(x, d, 1)
-        for x, d in zip(xs, dims, strict=True)
-    ]
+    moved = [x if d is None else jnp.moveaxis(x, d, 1) for x, d in zip(xs, dims, strict=True)]
     outs = collective_p.bind(*moved, **params)
     return outs, [d if d is None else 1 for d in dims]
 

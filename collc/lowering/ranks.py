@@ -1,6 +1,6 @@
 """Where a device stands on the axes of a leaf, and how it sends to another."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -20,6 +20,14 @@ COMBINE: dict[str, Callable[[Any, Any], Any]] = {
     "max": lax.max,
     "min": lax.min,
 }
+
+
+def rank_in(order: Sequence[str], sizes: Mapping[str, int]) -> jax.Array:
+    """This device's rank over some axes, linear in their given order, an int32 scalar."""
+    rank = jnp.int32(0)
+    for axis in order:
+        rank = rank * sizes[axis] + lax.axis_index(axis)
+    return rank
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,10 +62,7 @@ class Place:
 
     def rank(self) -> jax.Array:
         """This device's rank, an int32 scalar."""
-        rank = jnp.int32(0)
-        for axis in self.leaf.axes:
-            rank = rank * self.sizes[axis] + lax.axis_index(axis)
-        return rank
+        return rank_in(self.leaf.axes, self.sizes)
 
     @cached_property
     def axes(self) -> tuple[str, ...]:

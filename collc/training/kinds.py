@@ -13,12 +13,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 
 from collc.errors import MeshError, StepError, nearest
 from collc.lowering import context
+from collc.lowering.ranks import rank_in
 from collc.planning.plan import Plan
 
 AXES = "collc_axes"  # the metadata of a ranked nnx.Variable
@@ -92,8 +92,5 @@ def rank_key(key: jax.Array) -> jax.Array:
     plan = context.current()
     if plan is None:
         raise StepError("rank_key folds in the rank, so it runs inside a decorated step only.")
-    rank = jnp.int32(0)
-    for axis, size in plan.sizes:  # type: ignore[attr-defined]
-        if axis in plan.axes:  # type: ignore[attr-defined]
-            rank = rank * size + lax.axis_index(axis)
-    return jax.random.fold_in(key, rank)
+    assert isinstance(plan, Plan)
+    return jax.random.fold_in(key, rank_in(plan.axes, dict(plan.sizes)))

@@ -5,10 +5,11 @@ merged inside, and brought up to date after. nnx is only looked at where it has 
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 
 from collc.errors import StepError
 from collc.training.kinds import AXES
@@ -35,16 +36,26 @@ class Modules:
                 )
         self.graph: Any = None
         self.state: Any = None
+        self._changed: Any = None  # the traced modules, where more than their state is new
         if self.objects:
             from flax import nnx
 
             self.graph, self.state = nnx.split(self.objects)
 
-    def axes(self) -> list[tuple[str, ...] | None]:
-        """For each leaf of ``state``: the axes of a ranked variable, None for any other."""
+    def leaves(self) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+        """For each leaf of ``state``: its path as a user writes it, the type of its variable, and the
+        axes of a ranked variable, () for any other.
+        """
         if not self.objects:
-            return []
-        return _axes(self.state)
+            return
+        from flax import nnx
+
+        is_variable = lambda x: isinstance(x, nnx.Variable)  # noqa: E731
+        found = jax.tree_util.tree_flatten_with_path(self.state, is_leaf=is_variable)[0]
+        for path, x in found:
+            axes = x.get_metadata().get(AXES, ()) if is_variable(x) else ()
+            for _ in jax.tree.leaves(x):
+                yield dotted(path), type(x).__name__ if is_variable(x) else "", axes
 
     def merge(self, state: Any) -> dict[str, Any]:
         """The modules over other arrays, in the structure of ``state``."""
@@ -60,7 +71,7 @@ class Modules:
             return self.state
         from flax import nnx
 
-        state = nnx.split(merged)[1]
+        graph, state = nnx.split(merged)
         if jax.tree.structure(state) != jax.tree.structure(self.state):
             before = {path for path, _ in nnx.to_flat_state(self.state)}
             now = {path for path, _ in nnx.to_flat_state(state)}
@@ -70,6 +81,7 @@ class Modules:
                 + (f": {', '.join(changed)}. " if changed else ". ")
                 + "Its structure has to stay; create variables before the step."
             )
+        self._changed = merged if graph != self.graph else None
         return state
 
     def update(self, state: Any) -> None:
@@ -78,17 +90,32 @@ class Modules:
             from flax import nnx
 
             nnx.update(self.objects, state)
+            if self._changed is not None:
+                _copy_settings(self._changed, self.objects)
 
 
-def _axes(state: Any) -> list[tuple[str, ...] | None]:
+def dotted(path: tuple[Any, ...]) -> str:
+    """The path of a module's variable, as ``model.blocks[0].kernel``."""
+    keys = [getattr(k, "key", getattr(k, "name", getattr(k, "idx", k))) for k in path]
+    parts = [f".{k}" if isinstance(k, str) and k.isidentifier() else f"[{k!r}]" for k in keys]
+    return "".join(parts).removeprefix(".")
+
+
+def _copy_settings(source: Any, target: Any) -> None:
+    """What a step set besides variables, such as ``deterministic`` by ``model.train()``."""
     from flax import nnx
 
-    found: list[tuple[str, ...] | None] = []
+    for (_, new), (_, old) in zip(nnx.iter_graph(source), nnx.iter_graph(target), strict=True):
+        if not is_module(old):
+            continue
+        for name, value in vars(new).items():
+            if name.startswith("_pytree__") or vars(old).get(name) is value:
+                continue
+            if not any(map(_is_data, jax.tree.leaves(value, is_leaf=_is_data))):
+                setattr(old, name, value)
 
-    def visit(x: Any) -> None:
-        axes = x.get_metadata().get(AXES) if isinstance(x, nnx.Variable) else None
-        found.extend([axes] * len(jax.tree.leaves(x)))
 
-    for leaf in jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, nnx.Variable)):
-        visit(leaf)
-    return found
+def _is_data(x: Any) -> bool:
+    from flax import nnx
+
+    return is_module(x) or isinstance(x, nnx.Variable | jax.Array | np.ndarray)

@@ -1,0 +1,188 @@
+"""How each leaf of a step's arguments and results lies over the plan's axes."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from collc.errors import DataError, StepError
+from collc.planning.plan import Plan
+from collc.training.kinds import Batch, Ranked
+from collc.training.modules import Modules
+
+Axes = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A leaf: where it stands, as a user would write it, and how it lies over the plan's axes.
+
+    kind: "replicated", "batch" or "ranked". axes: those over which it differs. variable: the type
+    of the nnx variable that holds it, if a module's.
+    """
+
+    path: str
+    kind: str = "replicated"
+    axes: Axes = ()
+    variable: str = ""
+
+    @property
+    def spec(self) -> P:
+        """Its PartitionSpec; a ranked leaf has a dimension for each axis."""
+        if self.kind == "ranked":
+            return P(*self.axes)
+        return P(self.axes) if self.axes else P()
+
+
+def subsets(axes: Axes) -> list[Axes]:
+    """All subsets of the axes, in their order.
+
+    >>> subsets(("host", "gpu"))
+    [(), ('host',), ('gpu',), ('host', 'gpu')]
+    """
+    found: list[Axes] = [()]
+    for axis in axes:
+        found += [(*some, axis) for some in found]
+    return found
+
+
+def is_array(x: Any) -> bool:
+    """Whether a leaf is data; anything else, such as a flag or a name, is the program's constant."""
+    return isinstance(x, jax.Array | np.ndarray | np.generic)
+
+
+class Arguments:
+    """A call's arguments as arrays: the arrays, their layouts, and the way back.
+
+    Raises DataError for a batch that does not divide over the plan's devices.
+    """
+
+    def __init__(
+        self, step: str, plan: Plan, plain: dict[str, Any], modules: Modules, batch: Sequence[str]
+    ) -> None:
+        self.names, self.step, self.plan, self.batch = tuple(plain), step, plan, batch
+        # As a list: a dict's leaves would come in the order of its sorted keys.
+        own, self._tree = jax.tree.flatten(list(plain.values()))
+        state, self._state = jax.tree.flatten(modules.state)
+        self._count, self._all = len(own), [*own, *state]
+        layouts = [leaf for name in plain for leaf in self._argument(name, plain[name])]
+        for x, (path, variable, axes) in zip(state, modules.leaves(), strict=True):
+            here = Leaf(path, variable=variable)
+            layouts.append(self._ranked(path, x, axes, variable) if axes else here)
+        arrays = [(x, leaf) for x, leaf in zip(self._all, layouts, strict=True) if is_array(x)]
+        self.values = [x for x, _ in arrays]
+        self.leaves = [leaf for _, leaf in arrays]
+
+    def rebuild(self, values: Sequence[Any]) -> tuple[dict[str, Any], Any]:
+        """The arguments by name, and the modules' state, with other arrays in them."""
+        rest = iter(values)
+        full = [next(rest) if is_array(x) else x for x in self._all]
+        plain = jax.tree.unflatten(self._tree, full[: self._count])
+        state = jax.tree.unflatten(self._state, full[self._count :])
+        return dict(zip(self.names, plain, strict=True)), state
+
+    def resharded(self) -> list[Any]:
+        """The arrays, on an Explicit mesh, where sharding is part of the type, brought to the step's."""
+        explicit = set(getattr(self.plan.mesh, "explicit_axes", ())) & set(self.plan.axes)
+        if not explicit:
+            return self.values
+        pairs = zip(self.values, self.leaves, strict=True)
+        return [_reshard(jnp.asarray(v), leaf, self.plan) for v, leaf in pairs]
+
+    def _argument(self, name: str, value: Any) -> Iterator[Leaf]:
+        for path, node in _nodes(value):
+            if isinstance(node, Batch):
+                raise StepError(
+                    f"{self.step}: {name}{path} is a collc.Batch, which marks results. Name an "
+                    "argument that is a batch in batch=."
+                )
+            for below, leaf in _nodes(node.value) if isinstance(node, Ranked) else [("", node)]:
+                own = f"{name}{path}{below}"
+                if isinstance(node, Ranked):
+                    yield self._ranked(own, leaf, node.axes or self.plan.axes)
+                elif name in self.batch and is_array(leaf):
+                    yield self._split(own, leaf)
+                else:
+                    yield Leaf(own)
+
+    def _split(self, path: str, leaf: Any) -> Leaf:
+        shape, ranks = np.shape(leaf), self.plan.ranks
+        if not shape or shape[0] % ranks:
+            found = f"its dimension 0 is {shape[0]}" if shape else "it is a scalar"
+            remedy = (
+                f"Make it a multiple of {ranks}, or do not name it in batch=."
+                if shape
+                else "Name in batch= only arguments that are split."
+            )
+            raise DataError(
+                f"{self.step}: {path} has shape {shape}: as a batch it is split on dimension 0 over "
+                f"{ranks} devices ({' x '.join(self.plan.axes)}), but {found}. {remedy}"
+            )
+        return Leaf(path, "batch", self.plan.axes)
+
+    def _ranked(self, path: str, leaf: Any, axes: Axes, variable: str = "") -> Leaf:
+        sizes = tuple(dict(self.plan.sizes).get(a, 0) for a in axes)
+        if axes not in subsets(self.plan.axes):
+            raise DataError(_not_axes(self.step, path, axes, self.plan))
+        if np.shape(leaf)[: len(axes)] != sizes:
+            raise DataError(
+                f"{self.step}: {path} is ranked over {' and '.join(axes)}, so its shape has to begin "
+                f"with {sizes}; it is {np.shape(leaf)}. Make it with collc.ranked."
+            )
+        return Leaf(path, "ranked", axes, variable)
+
+
+def results(step: str, plan: Plan, result: Any) -> Iterator[Leaf]:
+    """The layouts of what a step returns, in the order of its leaves. Raises StepError."""
+    for path, node in _nodes(result):
+        own = f"result{path}"
+        if isinstance(node, Ranked):
+            axes = node.axes or plan.axes
+            if axes not in subsets(plan.axes):
+                raise StepError(_not_axes(step, own, axes, plan))
+            yield from (Leaf(own + below, "ranked", axes) for below, _ in _nodes(node.value))
+        elif isinstance(node, Batch):
+            for below, leaf in _nodes(node.value):
+                if not np.shape(leaf):
+                    raise StepError(
+                        f"{step}: {own}{below} is marked as a batch, but it is a scalar. Reduce it "
+                        "with collc.pmean instead."
+                    )
+                yield Leaf(own + below, "batch", plan.axes)
+        else:
+            yield Leaf(own)
+
+
+def _nodes(tree: Any) -> Iterator[tuple[str, Any]]:
+    """The leaves of a pytree with their paths, but Ranked and Batch nodes as a whole."""
+    marked: Callable[[Any], bool] = lambda x: isinstance(x, Ranked | Batch)  # noqa: E731
+    for path, node in jax.tree_util.tree_flatten_with_path(tree, is_leaf=marked)[0]:
+        yield jax.tree_util.keystr(path), node
+
+
+def _not_axes(step: str, path: str, axes: Axes, plan: Plan) -> str:
+    return (
+        f"{step}: {path} is ranked over {' and '.join(axes)}, but the plan's axes are "
+        f"{' and '.join(plan.axes)}, in this order. Name axes of the plan, or none for all of them."
+    )
+
+
+def _reshard(x: Any, leaf: Leaf, plan: Plan) -> Any:
+    """The array with the plan's axes where the step wants them, and other axes where they are."""
+    typed = [*jax.typeof(x).sharding.spec]
+    typed += [None] * (x.ndim - len(typed))
+    rest = [tuple(a for a in _names(entry) if a not in plan.axes) for entry in typed]
+    for d, entry in enumerate(leaf.spec):
+        rest[d] = (*_names(entry), *rest[d])
+    spec = P(*(names[0] if len(names) == 1 else names or None for names in rest))
+    return jax.sharding.reshard(x, NamedSharding(plan.mesh, spec))
+
+
+def _names(entry: Any) -> Axes:
+    """The axes in an entry of a PartitionSpec."""
+    return () if entry is None else entry if isinstance(entry, tuple) else (entry,)
