@@ -1,4 +1,4 @@
-"""What tests share: 16 virtual CPU devices, calm threads, reproducible examples, golden prints."""
+"""What tests share: 17 virtual CPU devices, calm threads, reproducible examples, golden prints."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,7 @@ if "xla_force_host_platform_device_count" not in _flags:
     # The devices are threads. On a busy machine one may wait long for its turn: XLA must not
     # abort the process then.
     os.environ["XLA_FLAGS"] = (
-        f"{_flags} --xla_force_host_platform_device_count=16"
+        f"{_flags} --xla_force_host_platform_device_count=17"
         " --xla_cpu_collective_call_terminate_timeout_seconds=300"
         " --xla_cpu_collective_call_warn_stuck_timeout_seconds=120"
     ).strip()

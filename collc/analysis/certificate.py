@@ -16,6 +16,7 @@ from collc.errors import MeshError, ProofError, nearest
 from collc.language import states
 from collc.language.algebra import Beside, Leaf, Schedule, Then
 from collc.language.expand import expand, permutation
+from collc.language.ir import Program
 
 _TOKEN = object()
 
@@ -148,6 +149,11 @@ def _verify(
 def ranks_of(leaf: Leaf, sizes: Mapping[str, int]) -> int:
     """How many ranks the leaf runs over."""
     return math.prod(sizes[axis] for axis in leaf.axes or ("",))
+
+
+def program_of(leaf: Leaf, sizes: Mapping[str, int]) -> Program:
+    """The leaf's program, not relabelled: to rename ranks neither proves nor disproves it."""
+    return expand(leaf, ranks_of(leaf, sizes))
 
 
 def proof_of(leaf: Leaf, sizes: Mapping[str, int]) -> Proof | None:

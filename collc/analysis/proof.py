@@ -128,8 +128,8 @@ class _State:
     def __init__(self, program: Program, block: Ints) -> None:
         self.program, self.block = program, block
         n, words = program.n, _words(program)
-        held = program.starts[:, block]
-        self.ends = program.ends[:, block]
+        held = program.held(program.kind.before, ranks(n), block)
+        self.ends = program.held(program.kind.after, ranks(n), block)
         self.mask = np.zeros((n, len(block), words), np.uint64)
         if program.kind.before == states.PARTIAL:
             r = ranks(n)

@@ -197,32 +197,41 @@ def dual(program: Program) -> Program:
     nobody uses is dropped. The chunk (s, d) of an all-to-all becomes (d, s).
     """
     kind = KINDS[program.kind.dual]
-    live = program.ends.copy()
     blank = replace(program, kind=kind, steps=())
+    # Of an orbit, rank 0 stands for all: its cells are named relative to it, in one row.
+    orbit, n = program.orbit, program.n
+    rows = ranks(1 if orbit else n)
+    live = program.held(program.kind.after, rows, np.arange(program.cells)).copy()
     steps: list[Step] = []
-    for step in map(program.dense, reversed(program.steps)):
-        used = live[step.dst, step.chunk]
-        overwritten = np.zeros_like(live)
-        overwritten[step.dst[~step.add], step.chunk[~step.add]] = True
-        after = live & ~overwritten
-        chunk, src, dst = (a[used] for a in (step.chunk, step.src, step.dst))
-        stays = after[src, chunk]
+    for step in reversed(program.steps):
+        if orbit:
+            read, write = step.chunk, program.rotate(step.chunk, -step.dst)
+            at, to, back = step.src, step.src, -step.dst % n
+        else:
+            step = program.dense(step)
+            read = write = step.chunk
+            at, to, back = step.src, step.dst, step.src
+        used = live[to, write]
+        after = live.copy()
+        after[to[~step.add], write[~step.add]] = False
+        read, write, at, to, back = (a[used] for a in (read, write, at, to, back))
+        stays = after[at, read]
         live = after
-        live[src, chunk] = True
+        live[at, read] = True
         # Of several sends from a cell that dies, the first back in copies and the others add to it.
-        cell = src * program.cells + chunk
-        _, first = np.unique(cell, return_index=True)
-        leads = np.zeros(len(cell), bool)
+        _, first = np.unique(at * program.cells + read, return_index=True)
+        leads = np.zeros(len(read), bool)
         leads[first] = True
         late = ~stays & ~leads
         for chosen in (~late, late):
             if chosen.any():
                 turned = Step(
                     (stays | late)[chosen],
-                    _transposed(program, chunk[chosen]),
-                    dst[chosen],
-                    src[chosen],
-                    line=step.line,
+                    _transposed(program, write[chosen]),
+                    to[chosen],
+                    back[chosen],
+                    orbit,
+                    step.line,
                 )
                 steps.append(blank.folded(turned))
     return replace(blank, steps=tuple(steps))

@@ -178,20 +178,21 @@ class Program:
     @cached_property
     def starts(self) -> NDArray[np.bool_]:
         """Which (rank, cell) holds something before the first step, [n, cells]."""
-        return self._held(self.kind.before)
+        return self.held(self.kind.before, ranks(self.n), np.arange(self.cells))
 
     @cached_property
     def ends(self) -> NDArray[np.bool_]:
         """Which (rank, cell) has to be finished after the last step, [n, cells]."""
-        return self._held(self.kind.after)
+        return self.held(self.kind.after, ranks(self.n), np.arange(self.cells))
 
-    def _held(self, state: str) -> NDArray[np.bool_]:
-        r, c = ranks(self.n)[:, None], np.arange(self.cells)[None, :]
+    def held(self, state: str, rank: Ints, cell: Ints) -> NDArray[np.bool_]:
+        """Which of some ranks hold which of some cells in a state, [ranks, cells]."""
+        r, c = rank[:, None], cell[None, :]
         match state:
             case states.PARTIAL | states.REPLICA:
-                return np.ones((self.n, self.cells), bool)
+                return np.ones((len(rank), len(cell)), bool)
             case states.ROOT:
-                return np.broadcast_to(r == self.root, (self.n, self.cells))
+                return np.broadcast_to(r == self.root, (len(rank), len(cell)))
             case states.SHARD:
                 return c * self.n // self.chunks == r
             case states.OUTBOX:

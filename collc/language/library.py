@@ -42,7 +42,13 @@ def modules() -> dict[str, ModuleType]:
                 f"the entry point {entry.name} = {entry.value} has the name of another schedule "
                 "module. Rename it."
             )
-        found[entry.name] = entry.load()
+        try:
+            found[entry.name] = entry.load()
+        except Exception as e:
+            raise ScheduleError(
+                f"the schedules {entry.name} = {entry.value}, which an installed package brings, cannot "
+                f"be loaded: {type(e).__name__}: {e}. Mend that package or remove it."
+            ) from e
         name_schedules(found[entry.name])
     return found
 

@@ -27,10 +27,11 @@ from jax.sharding import PartitionSpec
 from collc.analysis.certificate import Certificate, verify
 from collc.errors import DataError, MeshError, PlanError, ScheduleError, nearest
 from collc.language.algebra import Leaf, Relabel, Schedule, map_leaves
+from collc.language.expand import permutation
 from collc.language.parse import parse
 from collc.language.states import KINDS
 from collc.lowering import context, operands
-from collc.lowering.lower import frame
+from collc.lowering.lower import frame, linear
 from collc.lowering.primitive import bind
 from collc.lowering.wire import Cast, Plain, Wire
 
@@ -241,22 +242,22 @@ def _resolve(name: str, kind: str, on: On, size: int | None) -> Schedule:
 
 
 def _from(schedule: Schedule, source: int, sizes: dict[str, int]) -> Schedule:
-    """The broadcast with another root: each axis's ranks shifted by its coordinate of the source."""
+    """The broadcast from that rank: each leaf's ranks shifted, so that its root is the source."""
     n = math.prod(sizes.values())
     if not isinstance(source, int) or not 0 <= source < n:
         raise DataError(
             f"collc.pbroadcast: source is one of the ranks 0 to {n - 1}, not {source!r}"
         )
-    if source == 0:
-        return schedule
-    at = dict(zip(sizes, np.unravel_index(source, tuple(sizes.values())), strict=True))
+    order = linear(schedule, sizes)
+    at = dict(zip(order, np.unravel_index(source, [sizes[a] for a in order]), strict=True))
 
     def shifted(leaf: Leaf) -> Leaf:
         rank = 0
         for axis in leaf.axes:
             rank = rank * sizes[axis] + int(at[axis])
-        shift = (Relabel(shift=rank),) if rank else ()
-        return replace(leaf, relabels=(*leaf.relabels, *shift))
+        n = math.prod(sizes[axis] for axis in leaf.axes)
+        by = (rank - int(permutation(leaf.relabels, n)[0])) % n
+        return replace(leaf, relabels=(*leaf.relabels, Relabel(shift=by))) if by else leaf
 
     return map_leaves(schedule, shifted)
 

@@ -40,13 +40,18 @@ def frame(schedule: Schedule, sizes: Mapping[str, int]) -> Frame:
     """The frame of a placed schedule on a mesh whose axes, in mesh order, have these sizes."""
     leaves = list(schedule.leaves())
     cut = {a for leaf in leaves if leaf.facing.scatters for a in leaf.axes}
-    order = tuple(a for a in sizes if a in cut)
-    alike = {leaf.axes for leaf in leaves}
-    if len(alike) == 1 and cut:
-        # Ranks are linear in tuple order, as in lax, where all is placed on one tuple.
-        order = next(iter(alike))
+    order = tuple(a for a in linear(schedule, sizes) if a in cut)
     chunks = {_chunks(leaf, sizes) for leaf in leaves if not leaf.facing.scatters}
     return Frame(order, sizes, _shares(schedule.normal) * math.lcm(1, *chunks))
+
+
+def linear(schedule: Schedule, sizes: Mapping[str, int]) -> tuple[str, ...]:
+    """The schedule's axes in the order in which its ranks are numbered.
+
+    Tuple order, as in lax, where all is placed on one tuple; else mesh order, which is that of ``sizes``.
+    """
+    alike = {leaf.axes for leaf in schedule.leaves()}
+    return next(iter(alike)) if len(alike) == 1 else tuple(a for a in sizes if a in schedule.axes)
 
 
 def _chunks(leaf: Leaf, sizes: Mapping[str, int]) -> int:

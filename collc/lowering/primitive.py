@@ -21,7 +21,7 @@ from collc.analysis.certificate import Certificate, verify
 from collc.errors import ScheduleError
 from collc.language.algebra import Schedule
 from collc.language.expand import permutation
-from collc.language.states import KINDS, REPLICA
+from collc.language.states import KINDS, REPLICA, ROOT
 from collc.lowering.lower import frame, lower
 from collc.lowering.ranks import rank_in
 from collc.lowering.wire import Cast, Plain, Wire
@@ -206,6 +206,8 @@ def _is_root(params: dict[str, Any]) -> jax.Array:
     sizes = dict(params["certificate"].sizes)
     here = jnp.bool_(True)
     for leaf in params["schedule"].leaves():
+        if leaf.facing.before != ROOT:
+            continue
         n = math.prod(sizes[a] for a in leaf.axes)
         root = int(permutation(leaf.relabels, n)[0])
         here = here & (rank_in(leaf.axes, sizes) == root)

@@ -10,7 +10,7 @@ from pathlib import Path
 from jax.sharding import AbstractMesh, Mesh
 
 from collc.analysis.certificate import Certificate, verify
-from collc.errors import MeshError, PlanError, nearest
+from collc.errors import CollcError, MeshError, PlanError, nearest
 from collc.language.algebra import Schedule
 from collc.planning.agree import compare
 from collc.planning.registry import Algorithm, algorithm
@@ -23,10 +23,10 @@ class Plan:
     """Which schedule each axis of a mesh takes. Made by ``collc.plan``; hashable.
 
     ``digest`` covers what every schedule of the plan does on its mesh, so that two plans are equal
-    only where they send the same.
+    only where they send the same between the same devices.
     """
 
-    mesh: Mesh | AbstractMesh = field(compare=False, repr=False)
+    mesh: Mesh | AbstractMesh = field(repr=False)
     sizes: tuple[tuple[str, int], ...]
     algorithms: tuple[tuple[str, Algorithm], ...] = field(compare=False)
     digest: str
@@ -54,13 +54,21 @@ class Plan:
         axes scatter first and gather last. An axis whose schedule has no scatter form reduces at
         its level; one that has no form of the collective at all takes XLA's own.
         """
-        chosen = self.axes if axes is None else tuple(axes)
-        for axis in chosen:
+        given = self.axes if axes is None else tuple(axes)
+        for axis in given:
             if axis not in self.axes:
                 raise PlanError(
                     f"the plan does not schedule axis {axis!r}. {nearest(axis, self.axes)}"
                 )
-        chosen = tuple(a for a in self.axes if a in chosen)
+        chosen = tuple(a for a in self.axes if a in given)
+        if not chosen:
+            raise PlanError(f"{collective} over no axis. Name one of {', '.join(self.axes)}.")
+        if collective != "all_reduce" and given != chosen:
+            # In lax the order says how chunks are numbered; a sum has no chunks.
+            raise PlanError(
+                f"{collective} over {', '.join(given)}: a plan numbers ranks in the mesh's order, "
+                f"{', '.join(chosen)}. Name the axes so, or pass a schedule."
+            )
         return self._composed(collective, chosen)
 
     def _composed(self, collective: str, axes: tuple[str, ...]) -> Schedule:
@@ -121,13 +129,13 @@ class Plan:
 
     def save(self, path: str | Path) -> None:
         """Writes the plan as text."""
-        Path(path).write_text(self.text)
+        Path(path).write_text(self.text, encoding="utf-8")
 
     @staticmethod
     def load(path: str | Path, mesh: Mesh | AbstractMesh) -> "Plan":
         """Reads a plan back. Raises PlanError where the file, the mesh or a schedule has changed."""
         try:
-            text = Path(path).read_text()
+            text = Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as e:
             raise PlanError(f"cannot read the plan {path}: {e}") from None
         return read(text, mesh, str(path))
@@ -190,8 +198,11 @@ def read(text: str, mesh: Mesh | AbstractMesh, path: str) -> Plan:
         raise PlanError(f"{path} is damaged ({e}). Make the plan again.") from None
     now = {a: mesh.shape[a] for a in mesh.axis_names}
     if now != sizes:
-        raise PlanError(f"{path} is for the mesh {sizes}, but this one is {now}.")
-    result = plan(mesh, chosen)
+        raise PlanError(f"{path} is for the mesh {_mesh(sizes)}, but this one is {_mesh(now)}.")
+    try:
+        result = plan(mesh, chosen)
+    except CollcError as e:
+        raise PlanError(f"{path}: its schedules cannot be used any more: {e}") from e
     for collective, (digest, schedule) in digests.items():
         current = result.certificate(collective).digest
         if current != digest:
@@ -199,7 +210,16 @@ def read(text: str, mesh: Mesh | AbstractMesh, path: str) -> Plan:
                 f"{path}: {schedule} does something else today than when the plan was made (digest "
                 f"{digest} then, {current} now). Bring its file back, or make a new plan."
             )
+        if str(result.schedule(collective)) != schedule:
+            raise PlanError(
+                f"{path} is damaged, or of another version: {collective} is {schedule} there, but "
+                f"{result.schedule(collective)} is what its axes mean. Make the plan again."
+            )
     return result
+
+
+def _mesh(sizes: Mapping[str, int]) -> str:
+    return " ".join(f"{axis}={n}" for axis, n in sizes.items())
 
 
 def _then(parts: Sequence[Schedule]) -> Schedule:

@@ -3,7 +3,7 @@
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,6 +14,8 @@ from jax.sharding import PartitionSpec
 from collc.errors import DataError, StepError
 from collc.lowering.collectives import pmean
 from collc.planning.plan import Plan
+from collc.training.kinds import Batch
+from collc.training.layouts import is_array
 from collc.training.modules import is_module
 from collc.training.step import Step
 
@@ -22,7 +24,7 @@ def value_and_grad(
     loss_fn: Callable[..., Any],
     plan: Plan,
     *,
-    argnums: int | Sequence[int] = 0,
+    argnums: Any = 0,
     has_aux: bool = False,
     batch: str | Sequence[str] | None = None,
     microbatches: int = 1,
@@ -34,46 +36,52 @@ def value_and_grad(
     and the gradients come back as means over all devices. Only the plan's axes are manual, so axes
     for tensor parallelism and FSDP stay with XLA.
 
+    ``argnums``: the positions to differentiate, integers from 0, or ``nnx.DiffState`` for modules.
     ``batch``: names of the arguments that are split on dimension 0; by default all that are not
     differentiated. ``microbatches=k`` takes each device's part in k pieces, adds up their gradients
-    in at least float32, and reduces once; what ``has_aux`` returns is stacked, [k, ...]. ``specs``:
-    the sharding of the differentiated arguments over automatic axes, a pytree of PartitionSpec like
-    them, where types or Flax metadata do not say it.
+    in at least float32, and reduces once; what ``has_aux`` returns is stacked, [k, ...], but
+    ``collc.Batch`` is put together again. ``specs``: the sharding of the differentiated arguments
+    over automatic axes, a pytree of PartitionSpec like them, where types or Flax metadata do not
+    say it.
 
     Auxiliary results have to be the same on all ranks: reduce them inside, or mark them with
     ``collc.Batch``. Raises StepError where they are not, DataError for batches that do not divide.
     """
+    if not isinstance(plan, Plan):
+        raise StepError(f"collc.value_and_grad takes a plan, not {plan!r}. See collc.plan.")
     signature = inspect.signature(loss_fn)
     names = list(signature.parameters)
-    numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
-    if not numbers or any(not -len(names) <= i < len(names) for i in numbers):
-        raise StepError(f"argnums={argnums!r}: {loss_fn} has {len(names)} arguments")
-    differentiated = [names[i] for i in numbers]
+    differentiated = [names[i] for i in _positions(argnums, loss_fn, signature)]
     if batch is None:
         batch = [name for name in names if name not in differentiated]
     batches = (batch,) if isinstance(batch, str) else tuple(batch)
+    for name in batches:
+        if name in differentiated:
+            raise StepError(f"batch={name!r} is differentiated (argnums={argnums!r}): not both.")
     if specs is not None and not _partial(plan):
         raise StepError("specs= has no effect: the plan takes all axes of the mesh. Drop it.")
-    if not isinstance(microbatches, int) or microbatches < 1:
+    if not isinstance(microbatches, int) or isinstance(microbatches, bool) or microbatches < 1:
         raise DataError(f"microbatches is a positive integer, not {microbatches!r}")
 
     @functools.wraps(loss_fn)
     def step(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
+        split = [name for name in batches if name in bound.arguments]
+        bound.apply_defaults()  # so that positions are those of the signature
         values = bound.arguments
-        leads = differentiated[0]
-        nnx = sys.modules.get("flax.nnx") if is_module(values[leads]) else None
+        nnx = sys.modules.get("flax.nnx") if is_module(values[differentiated[0]]) else None
 
         def local(*args: Any) -> Any:
-            return loss_fn(*inspect.BoundArguments(signature, _bound(bound, args)).args)
+            here: Any = dict(zip(values, args, strict=True))
+            call = inspect.BoundArguments(signature, here)
+            return loss_fn(*call.args, **call.kwargs)
 
         grad_of = (nnx or jax).value_and_grad  # type: ignore[union-attr]
         grad = grad_of(local, argnums=argnums, has_aux=has_aux)
-        ordered = [values[name] for name in values]
         if microbatches == 1:
-            out, grads = grad(*ordered)
+            out, grads = grad(*values.values())
         else:
-            out, grads = _accumulated(grad, bound, batches, microbatches, has_aux)
+            out, grads = _accumulated(grad, values, split, microbatches, has_aux)
         value, aux = out if has_aux else (out, None)
         known = specs if specs is not None else metadata(grads)
         sharded = (PartitionSpec(), known) if known is not None and _partial(plan) else None
@@ -83,8 +91,19 @@ def value_and_grad(
     return Step(step, plan, batches)
 
 
-def _bound(bound: inspect.BoundArguments, args: Sequence[Any]) -> Any:
-    return type(bound.arguments)(zip(bound.arguments, args, strict=True))
+def _positions(
+    argnums: Any, loss_fn: Callable[..., Any], signature: inspect.Signature
+) -> list[int]:
+    """argnums as positions among the arguments that can be passed by position."""
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    count = sum(p.kind in positional for p in signature.parameters.values())
+    each = argnums if isinstance(argnums, list | tuple) else (argnums,)
+    numbers = [getattr(x, "argnum", x) for x in each]  # nnx.DiffState has one
+    name = getattr(loss_fn, "__name__", "the loss")
+    if not numbers or not all(isinstance(i, int) and 0 <= i < count for i in numbers):
+        last = f"0 to {count - 1}" if count else "none, it has no positional arguments"
+        raise StepError(f"argnums={argnums!r}: the positions of {name}'s arguments are {last}.")
+    return numbers
 
 
 def _partial(plan: Plan) -> bool:
@@ -109,10 +128,8 @@ def metadata(grads: Any) -> Any:
             names: Any = x.names
         elif boxed(x):
             data = x.get_metadata()
-            names = next(
-                (data[k] for k in ("out_sharding", "sharding_names", "sharding") if data.get(k)),
-                None,
-            )
+            keys = ("out_sharding", "sharding_names", "sharding")
+            names = next((data[k] for k in keys if data.get(k)), None)
         else:
             return None
         found = found or names is not None
@@ -125,30 +142,20 @@ def metadata(grads: Any) -> Any:
 
 def _accumulated(
     grad: Callable[..., Any],
-    bound: inspect.BoundArguments,
+    values: Mapping[str, Any],
     batches: Sequence[str],
     k: int,
     has_aux: bool,
 ) -> tuple[Any, Any]:
     """The mean of value and gradients over k pieces of this device's batch."""
-    names = list(bound.arguments)
-    pieces: dict[str, Any] = {}
-    for name in batches:
-        if name not in bound.arguments:
-            continue
-
-        def split(x: Any, name: str = name) -> Any:
-            if x.shape[0] % k:
-                raise DataError(
-                    f"{name}: a device's part of the batch is {x.shape[0]}, which does not divide in "
-                    f"microbatches={k} pieces."
-                )
-            return x.reshape(k, x.shape[0] // k, *x.shape[1:])
-
-        pieces[name] = jax.tree.map(split, bound.arguments[name])
-    modules = {n: v for n, v in bound.arguments.items() if is_module(v)}
-    graph: Any = None
-    state: Any = None
+    # What is no array, such as a flag, is a constant: it is in no piece.
+    flat = {name: jax.tree.flatten(values[name]) for name in batches}
+    pieces = {
+        name: [_split(name, x, k) if is_array(x) else None for x in leaves]
+        for name, (leaves, _) in flat.items()
+    }
+    modules = {name: x for name, x in values.items() if is_module(x)}
+    graph = state = None
     if modules:
         from flax import nnx
 
@@ -160,16 +167,18 @@ def _accumulated(
             from flax import nnx
 
             own = nnx.merge(graph, state)
-        args = [{**bound.arguments, **own, **piece}[name] for name in names]
-        out, grads = grad(*args)
+        parts = {}
+        for name, (leaves, tree) in flat.items():
+            filled = [x if p is None else p for x, p in zip(leaves, piece[name], strict=True)]
+            parts[name] = jax.tree.unflatten(tree, filled)
+        out, grads = grad(*{**values, **own, **parts}.values())
         if modules:
             from flax import nnx
 
             state = nnx.split(own)[1]
         return state, out, grads
 
-    first = {name: jax.tree.map(lambda x: x[0], piece) for name, piece in pieces.items()}
-    _, out, grads = jax.eval_shape(one, state, first)
+    _, out, grads = jax.eval_shape(one, state, jax.tree.map(lambda x: x[0], pieces))
     loss = out[0] if has_aux else out
     wide = jax.tree.map(lambda x: jnp.zeros(x.shape, _wide(x.dtype)), (loss, grads))
 
@@ -186,7 +195,30 @@ def _accumulated(
 
         nnx.update(modules, state)
     value, total = jax.tree.map(lambda s, x: (s / k).astype(x.dtype), sums, (loss, grads))
-    return ((value, aux) if has_aux else value), total
+    return ((value, _joined(aux)) if has_aux else value), total
+
+
+def _split(name: str, x: Any, k: int) -> Any:
+    """[k * m, ...] -> [k, m, ...]"""
+    if x.shape[0] % k:
+        raise DataError(
+            f"{name}: a device's part of the batch is {x.shape[0]}, which does not divide in "
+            f"microbatches={k} pieces."
+        )
+    return x.reshape(k, x.shape[0] // k, *x.shape[1:])
+
+
+def _joined(aux: Any) -> Any:
+    """Per-example results of all pieces, [k, m, ...] -> [k * m, ...]; others stay stacked."""
+    is_batch = lambda x: isinstance(x, Batch)  # noqa: E731
+
+    def join(x: Any) -> Any:
+        if not is_batch(x):
+            return x
+        scalars = [y for y in jax.tree.leaves(x) if y.ndim < 2]
+        return x if scalars else jax.tree.map(lambda y: y.reshape(-1, *y.shape[2:]), x)
+
+    return jax.tree.map(join, aux, is_leaf=is_batch)
 
 
 def _wide(dtype: Any) -> Any:

@@ -30,7 +30,7 @@ class Ranked:
     """A pytree of values of which every rank has its own.
 
     Outside a step each leaf is [size of each of ``axes`` in turn..., shape...]; inside, the slice
-    [shape...] of this rank. It leaves the step as it came.
+    [shape...] of this rank. It leaves the step as it came. Without ``axes``: over all of the plan's.
     """
 
     value: Any
@@ -43,6 +43,16 @@ class Batch:
     """Marks a result of a step as per-example: it is put together on dimension 0, and unwrapped."""
 
     value: Any
+
+
+def rank_axes(x: Any) -> tuple[str, ...] | None:
+    """The axes of a Ranked node or of a ranked nnx.Variable; None for anything else."""
+    if isinstance(x, Ranked):
+        return x.axes
+    nnx = sys.modules.get("flax.nnx")
+    if nnx is not None and isinstance(x, nnx.Variable):
+        return x.get_metadata().get(AXES)
+    return None
 
 
 def ranked(value: Any, plan: Plan, axes: Sequence[str] | None = None, *, of: Any = None) -> Any:

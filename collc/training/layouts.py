@@ -1,6 +1,6 @@
 """How each leaf of a step's arguments and results lies over the plan's axes."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from collc.errors import DataError, StepError
 from collc.planning.plan import Plan
-from collc.training.kinds import Batch, Ranked
+from collc.training.kinds import Batch, rank_axes
 from collc.training.modules import Modules
 
 Axes = tuple[str, ...]
@@ -95,20 +95,19 @@ class Arguments:
         return [_reshard(jnp.asarray(v), leaf, self.plan) for v, leaf in pairs]
 
     def _argument(self, name: str, value: Any) -> Iterator[Leaf]:
-        for path, node in _nodes(value):
-            if isinstance(node, Batch):
+        for path, leaf, mark in _leaves(value):
+            own = f"{name}{path}"
+            if isinstance(mark, Batch):
                 raise StepError(
-                    f"{self.step}: {name}{path} is a collc.Batch, which marks results. Name an "
-                    "argument that is a batch in batch=."
+                    f"{self.step}: {own} is in a collc.Batch, which marks results. Name an argument "
+                    "that is a batch in batch=."
                 )
-            for below, leaf in _nodes(node.value) if isinstance(node, Ranked) else [("", node)]:
-                own = f"{name}{path}{below}"
-                if isinstance(node, Ranked):
-                    yield self._ranked(own, leaf, node.axes or self.plan.axes)
-                elif name in self.batch and is_array(leaf):
-                    yield self._split(own, leaf)
-                else:
-                    yield Leaf(own)
+            if mark is not None:
+                yield self._ranked(own, leaf, rank_axes(mark) or self.plan.axes)
+            elif name in self.batch and is_array(leaf):
+                yield self._split(own, leaf)
+            else:
+                yield Leaf(own)
 
     def _split(self, path: str, leaf: Any) -> Leaf:
         shape, ranks = np.shape(leaf), self.plan.ranks
@@ -139,30 +138,37 @@ class Arguments:
 
 def results(step: str, plan: Plan, result: Any) -> Iterator[Leaf]:
     """The layouts of what a step returns, in the order of its leaves. Raises StepError."""
-    for path, node in _nodes(result):
+    for path, leaf, mark in _leaves(result):
         own = f"result{path}"
-        if isinstance(node, Ranked):
-            axes = node.axes or plan.axes
+        if mark is None:
+            yield Leaf(own)
+        elif not isinstance(mark, Batch):
+            axes = rank_axes(mark) or plan.axes
             if axes not in subsets(plan.axes):
                 raise StepError(_not_axes(step, own, axes, plan))
-            yield from (Leaf(own + below, "ranked", axes) for below, _ in _nodes(node.value))
-        elif isinstance(node, Batch):
-            for below, leaf in _nodes(node.value):
-                if not np.shape(leaf):
-                    raise StepError(
-                        f"{step}: {own}{below} is marked as a batch, but it is a scalar. Reduce it "
-                        "with collc.pmean instead."
-                    )
-                yield Leaf(own + below, "batch", plan.axes)
+            yield Leaf(own, "ranked", axes)
+        elif np.shape(leaf):
+            yield Leaf(own, "batch", plan.axes)
         else:
-            yield Leaf(own)
+            raise StepError(
+                f"{step}: {own} is marked as a batch, but it is a scalar. Reduce it with collc.pmean "
+                "instead."
+            )
 
 
-def _nodes(tree: Any) -> Iterator[tuple[str, Any]]:
-    """The leaves of a pytree with their paths, but Ranked and Batch nodes as a whole."""
-    marked: Callable[[Any], bool] = lambda x: isinstance(x, Ranked | Batch)  # noqa: E731
+def _leaves(tree: Any) -> Iterator[tuple[str, Any, Any]]:
+    """The leaves of a pytree: path, value, and the node that marks it as ranked or batch, or None."""
+
+    def marked(x: Any) -> bool:
+        return isinstance(x, Batch) or rank_axes(x) is not None
+
     for path, node in jax.tree_util.tree_flatten_with_path(tree, is_leaf=marked)[0]:
-        yield jax.tree_util.keystr(path), node
+        if not marked(node):
+            yield jax.tree_util.keystr(path), node, None
+            continue
+        for below, leaf in jax.tree_util.tree_flatten_with_path(node)[0]:
+            inner = below[1:]  # without the mark's own ".value"
+            yield jax.tree_util.keystr((*path, *inner)), leaf, node
 
 
 def _not_axes(step: str, path: str, axes: Axes, plan: Plan) -> str:

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from collc.errors import StepError
-from collc.training.kinds import AXES
+from collc.training.kinds import rank_axes
 
 
 def is_module(x: Any) -> bool:
@@ -53,9 +53,10 @@ class Modules:
         is_variable = lambda x: isinstance(x, nnx.Variable)  # noqa: E731
         found = jax.tree_util.tree_flatten_with_path(self.state, is_leaf=is_variable)[0]
         for path, x in found:
-            axes = x.get_metadata().get(AXES, ()) if is_variable(x) else ()
+            variable = type(x).__name__ if is_variable(x) else ""
+            variable = f"nnx.{variable}" if hasattr(nnx, variable) else variable
             for _ in jax.tree.leaves(x):
-                yield dotted(path), type(x).__name__ if is_variable(x) else "", axes
+                yield dotted(path), variable, rank_axes(x) or ()
 
     def merge(self, state: Any) -> dict[str, Any]:
         """The modules over other arrays, in the structure of ``state``."""

@@ -108,7 +108,8 @@ class Step(Generic[Args, Result]):
         manual = jax.sharding.get_abstract_mesh().manual_axes
         taken = [axis for axis in self.plan.axes if axis in manual]
         if context.current() is not None or taken:
-            where = f"a shard_map over {', '.join(taken)}" if taken else "a decorated step"
+            decorated = context.current() is not None
+            where = "a decorated step" if decorated else f"a shard_map over {' and '.join(taken)}"
             raise StepError(
                 f"{self.name} is called inside {where}, but it splits its arguments over "
                 f"{' and '.join(self.plan.axes)} itself. Call the function that it decorates; "
@@ -172,7 +173,7 @@ class Step(Generic[Args, Result]):
             module = leaf.path.partition(".")[0].partition("[")[0]
             remedy = (
                 "Reduce what it is computed from, as in collc.pmean(grads); or, if each rank has its "
-                f"own, say so before the step: collc.ranked({module}, plan, of=nnx.{leaf.variable})."
+                f"own, say so before the step: collc.ranked({module}, plan, of={leaf.variable})."
             )
         else:
             remedy = (

@@ -257,6 +257,15 @@ def test_a_reduced_metric_beside_the_loss_is_no_reduced_loss():
     assert checked(step).varying == (NONE, NONE)
 
 
+def test_zero_cotangents_and_unused_sums_do_no_harm():
+    def step(w, x):
+        lax.psum(w, "gpu")
+        _, vjp = jax.vjp(lambda w: (loss(w, x), lax.psum(loss(w, x), "gpu")), w)
+        return vjp((jnp.ones(()), jnp.zeros(())))
+
+    assert checked(step).varying == (BOTH,)
+
+
 def test_the_mean_of_the_same_is_right_and_noted():
     def step(w, x):
         y = lax.pmean(x.sum(), ("host", "gpu"))
@@ -473,6 +482,10 @@ def test_collectives_under_a_varying_predicate():
         inner = lambda w: lax.fori_loop(0, 2, lambda i, c: bind(c * x.sum()), w)  # noqa: E731
         return lax.cond(x[0, 0] > 0, jax.jit(inner), lambda w: w, w)
 
+    def nested(w, x):
+        inner = lambda w: lax.cond(w[0] > 0, lambda: lax.psum(x, "gpu").sum(0), lambda: w)  # noqa: E731
+        return lax.cond(x[0, 0] > 0, inner, lambda w: w, w)
+
     def body(w, x):
         return lax.while_loop(lambda c: c.sum() < 3, lambda c: lax.pmean(c + 1, "host"), x)
 
@@ -486,6 +499,7 @@ def test_collectives_under_a_varying_predicate():
     assert "ranks would wait for each other for ever" in message
     assert "collc.pmean over host and gpu" in refusal(deeper)
     assert "inside a while" in refusal(body)
+    assert "since test_check.py" in refusal(nested)
     # The test varies over host only: ranks of one host agree.
     assert checked(test).varying == (frozenset({"host"}),)
 

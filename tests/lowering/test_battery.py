@@ -1,0 +1,244 @@
+"""Every schedule on every small number of ranks: proof, NumPy and devices agree with ``jax.lax``.
+
+New schedules join by being in ``collc.schedules``. `cases.check` has the comparison.
+"""
+
+import functools
+import inspect
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from jax import lax
+
+from collc.analysis.certificate import verify
+from collc.errors import CollcError
+from collc.language.algebra import Schedule
+from collc.language.leaves import Family
+from collc.language.library import contents, load, modules
+from collc.language.parse import parse
+
+cases = load(Path(__file__).parent / "cases.py")
+zoo = load(Path(__file__).parents[1] / "zoo.py")
+
+MOST = 17
+FEW = (2, 3, 5, 8, 17)
+COMPOSED = (
+    "ring.all_reduce | ring.all_reduce.reversed()",
+    "ring.reduce_scatter | ring.reduce_scatter.relabel(shift=1)",
+    "ring.all_gather | ring.all_gather.relabel(shift=2) | native.all_gather",
+    "tree.all_reduce | ring.all_reduce | server.shards(2)",
+    "ring.reduce_scatter >> (ring.all_gather | ring.all_gather.relabel(shift=1))",
+    "(ring.reduce_scatter | native.reduce_scatter) >> ring.all_gather",
+    "pairwise.all_to_all | pairwise.all_to_all.reversed() | native.all_to_all",
+    "tree.reduce.relabel(shift=1) >> server.pull.relabel(shift=1)",
+    "tree.broadcast | server.pull",
+    "tree.reduce | server.push",
+    "(tree.reduce | tree.reduce) >> (tree.broadcast | server.pull)",
+)
+
+
+def calls(family: Family) -> Iterator[Schedule]:
+    """The family's schedules for small integers and the axes a, b, c, where it takes those."""
+    parameters = inspect.signature(family.function).parameters
+    for literals in itertools.product(*[(1, 2, 3, name) for name in "abc"[: len(parameters)]]):
+        try:
+            schedule = family(*literals)
+            _ = schedule.type
+        except CollcError:
+            continue
+        yield schedule
+
+
+def library() -> list[Schedule]:
+    """All schedules of the library and of the zoo."""
+    found: list[Schedule] = []
+    for module in (*modules().values(), zoo):
+        for value in contents(module).values():
+            if isinstance(value, Schedule):
+                found.append(value)
+            elif isinstance(value, Family):
+                members = list(calls(value))
+                assert members, f"{value.name}: calls() finds no arguments for it"
+                found += members
+    return found
+
+
+def on_one_axis() -> dict[str, tuple[Schedule, bool]]:
+    """Schedules by name, and whether for every n; variants that do the same as another are left out."""
+    plain = [s for s in library() if not s.axes]
+    variants = [
+        changed
+        for s in plain
+        for changed in (s.reversed(), s.relabel(shift=1), s.relabel(order=zoo.odd_first))
+        # To XLA all ranks are alike, but for a root.
+        if str(changed.collective) in cases.ROOTED or not all(x.native for x in changed.leaves())
+    ]
+    found: dict[str, tuple[Schedule, bool]] = {}
+    seen = set()
+    for s in (*plain, *map(parse, COMPOSED), *variants):
+        does = tuple(verify(s, n=n).digest for n in (4, 5))
+        if does not in seen or s in plain:
+            seen.add(does)
+            found[str(s)] = s, s in plain
+    return found
+
+
+ONE = on_one_axis()
+
+
+@pytest.mark.parametrize(
+    "name, n",
+    [(name, n) for name, (_, every) in ONE.items() for n in (range(1, MOST + 1) if every else FEW)],
+)
+def test_one_axis(name, n):
+    schedule, every = ONE[name]
+    cases.check(schedule @ "x", {"x": n}, wide=every)
+
+
+# ---- composites on meshes ---------------------------------------------------------------------------
+
+TWO = ({"a": 2, "b": 2}, {"a": 2, "b": 4}, {"a": 3, "b": 5}, {"a": 8, "b": 2}, {"a": 1, "b": 6})
+THREE = ({"a": 2, "b": 2, "c": 2}, {"a": 2, "b": 3, "c": 2}, {"a": 4, "b": 2, "c": 2})
+TORUS = (
+    "ring.reduce_scatter @ a >> ring.all_reduce @ b >> ring.all_gather @ a"
+    " | ring.reduce_scatter @ b >> ring.all_reduce @ a >> ring.all_gather @ b"
+)
+ON_TWO = (
+    TORUS,
+    f"({TORUS}).reversed()",
+    "ring.all_reduce @ b >> tree.all_reduce @ a",
+    "tree.reduce @ b >> server.star @ a >> tree.broadcast @ b",
+    "tree.reduce.relabel(shift=1) @ b >> tree.double_all_reduce @ a >> server.pull.relabel(shift=1) @ b",
+    "ring.reduce_scatter @ b >> (tree.all_reduce | server.shards(3)) @ a >> ring.all_gather @ b",
+    "ring.reduce_scatter @ a >> native.all_reduce @ b >> native.all_gather @ a",
+    "ring.reduce_scatter @ a >> ring.reduce_scatter @ b",
+    "ring.reduce_scatter @ b >> ring.reduce_scatter @ a",
+    "native.reduce_scatter @ a >> ring.reduce_scatter @ b",
+    "ring.reduce_scatter @ a >> ring.reduce_scatter @ b | ring.reduce_scatter @ b >> ring.reduce_scatter @ a",
+    "ring.all_gather @ a >> ring.all_gather @ b",
+    "ring.all_gather @ b >> (ring.all_gather | ring.all_gather.relabel(shift=1)) @ a",
+    "ring.all_gather @ a >> native.all_gather @ b",
+    "pairwise.all_to_all @ a >> pairwise.all_to_all @ b",
+    "pairwise.all_to_all @ b >> native.all_to_all @ a",
+    "pairwise.all_to_all @ a >> pairwise.all_to_all @ b | pairwise.all_to_all @ b >> pairwise.all_to_all @ a",
+    "tree.broadcast @ a >> server.pull @ b",
+    "tree.broadcast.relabel(shift=1) @ b >> native.broadcast @ a",
+    "tree.reduce @ a >> server.push.relabel(shift=1) @ b",
+    # Tuples of axes, in both orders.
+    "ring.all_reduce @ (a, b)",
+    "tree.double_all_reduce @ (b, a)",
+    "native.all_reduce @ (b, a)",
+    "ring.reduce_scatter @ (a, b)",
+    "ring.reduce_scatter @ (b, a)",
+    "native.reduce_scatter @ (b, a)",
+    "ring.all_gather @ (a, b)",
+    "ring.all_gather.relabel(shift=3) @ (b, a)",
+    "native.all_gather @ (b, a)",
+    "pairwise.all_to_all @ (a, b)",
+    "pairwise.all_to_all @ (b, a)",
+    "native.all_to_all @ (b, a)",
+    "tree.broadcast.relabel(shift=1) @ (b, a)",
+    "(tree.reduce | server.push) @ (b, a)",
+    # One axis: the other is a batch dimension.
+    "ring.all_reduce @ a",
+    "tree.all_reduce @ b",
+    "pairwise.all_to_all @ a",
+)
+ON_THREE = (
+    "ring.reduce_scatter @ c >> ring.reduce_scatter @ b >> tree.all_reduce @ a >> ring.all_gather @ b >> ring.all_gather @ c",
+    "ring.reduce_scatter @ (c, a) >> tree.double_all_reduce @ b >> ring.all_gather @ (c, a)",
+    "ring.reduce_scatter @ (c, a) >> ring.reduce_scatter @ b",
+    "ring.all_gather @ b >> ring.all_gather @ (c, a)",
+    "ring.reduce_scatter @ b >> server.star @ (c, a) >> ring.all_gather @ b",
+    "pairwise.all_to_all @ c >> pairwise.all_to_all @ a >> pairwise.all_to_all @ b",
+    "pairwise.all_to_all @ (c, a) >> pairwise.all_to_all @ b",
+    "pairwise.all_to_all @ (c, a)",
+    "tree.broadcast @ b >> tree.broadcast.relabel(shift=1) @ (c, a)",
+    "ring.all_reduce @ (c, b, a)",
+    "ring.reduce_scatter @ (b, c, a)",
+    "ring.all_gather @ (c, a)",
+    "tree.all_reduce @ b",
+    f"({TORUS}) >> ring.all_reduce @ c",
+    f"ring.reduce_scatter @ c >> ({TORUS}) >> ring.all_gather @ c",
+)
+
+
+def on_meshes() -> Iterator[tuple[str, dict[str, int]]]:
+    placed = [str(s) for s in library() if s.axes and not str(s).startswith("zoo")]
+    for names, meshes in (((*placed, *ON_TWO), TWO), (ON_THREE, THREE)):
+        for i, name in enumerate(names):
+            # Every schedule on two meshes, of which one is even, so that no mesh is left out.
+            for sizes in {str(m): m for m in (meshes[i % 2], meshes[2 + i % (len(meshes) - 2)])}.values():
+                yield name, sizes
+    for name in placed:  # the third axis is a batch dimension
+        yield name, THREE[0]
+
+
+@pytest.mark.parametrize(
+    "name, sizes", [pytest.param(*case, id=f"{case[0]}-{list(case[1].values())}") for case in on_meshes()]
+)
+def test_meshes(name, sizes):
+    schedule = parse(name)
+    tuples = {leaf.axes for leaf in schedule.leaves()}
+    # As in lax: ranks are linear in tuple order, and in mesh order where there is no one tuple.
+    cases.check(schedule, sizes, tuples.pop() if len(tuples) == 1 else None, wide=False)
+
+
+# ---- the namesakes ----------------------------------------------------------------------------------
+
+NAMESAKES = {
+    ("all_reduce", "sum"): lax.psum,
+    ("all_reduce", "max"): lax.pmax,
+    ("all_reduce", "min"): lax.pmin,
+    ("reduce_scatter", "sum"): functools.partial(lax.psum_scatter, tiled=True),
+    ("all_gather", "sum"): functools.partial(lax.all_gather, tiled=True),
+    ("all_to_all", "sum"): functools.partial(lax.all_to_all, split_axis=0, concat_axis=0, tiled=True),
+}
+
+
+@pytest.mark.parametrize(
+    "sizes, axes",
+    [pytest.param({"x": n}, "x", id=f"{n}") for n in range(1, MOST + 1)]
+    + [pytest.param(TWO[2], axes, id=str(axes)) for axes in (("a", "b"), ("b", "a"), "a", "b")]
+    + [pytest.param(THREE[1], axes, id=str(axes)) for axes in (("b", "c", "a"), ("c", "a"))],
+)
+def test_lax_itself(sizes, axes):
+    """What the battery compares with is what the namesakes in lax return, on the same data."""
+    order = (axes,) if isinstance(axes, str) else axes
+    n = int(np.prod([sizes[a] for a in order]))
+    groups = int(np.prod([*sizes.values()])) // n
+    data = {
+        (kind, op, dtype, p): np.stack([
+            cases.tell_tale(kind, op, dtype, n, (n * p if kind in ("reduce_scatter", "all_to_all") else p,), g)
+            for g in range(groups)
+        ])
+        for kind, op in NAMESAKES
+        for dtype in cases.DTYPES
+        for p in (0, 1, n + 2)
+    }  # fmt: skip
+
+    def body(*xs):
+        return [NAMESAKES[kind, op](x, axes) for (kind, op, _, _), x in zip(data, xs, strict=True)]
+
+    inputs = [cases.ungrouped(x, sizes, order) for x in data.values()]
+    outputs = cases.quick(cases.on_ranks(body, cases.mesh_of(sizes)))(*inputs)
+    for (kind, op, _, _), x, y in zip(data, data.values(), outputs, strict=True):
+        cases.compare(kind, op, 0, x, cases.grouped(np.asarray(y), tuple(sizes), order))
+
+
+def test_the_battery_notices():
+    """A wrong chunk, a wrong rank and a wrong sum are noticed by what the battery compares with."""
+    x = cases.tell_tale("all_gather", "sum", "int32", 3, (2,))[None]
+    good = np.stack([x.reshape(1, -1)] * 3, axis=1)
+    cases.compare("all_gather", "sum", 0, x, good)
+    for bad in (good[:, :, ::-1], good + 1, np.roll(good, 2, axis=2)):
+        with pytest.raises(AssertionError):
+            cases.compare("all_gather", "sum", 0, x, bad)
+
+
+def test_there_are_devices():
+    assert len(jax.devices()) >= MOST
