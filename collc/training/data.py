@@ -117,7 +117,7 @@ def entropy(train: np.ndarray, validation: np.ndarray) -> Entropy:
 
     >>> coin = np.array([0, 1] * 5000, np.uint8)
     >>> round(entropy(coin, coin).unigram_bits, 1), round(entropy(coin, coin).bigram_bits, 1)
-    (1.1, 0.0)
+    (1.0, 0.0)
     """
     if len(train) < 2 or len(validation) < 2:
         raise DataError(
