@@ -15,7 +15,7 @@ zoo = load(Path(__file__).parent / "zoo.py")
 
 @contextmanager
 def zoo_known():
-    """Within, ``zoo.one_shot`` and its like are found by name; not longer, so that no other test sees them."""
+    """Within, ``zoo.one_shot`` and its like are found by name; later tests do not see them."""
     modules()["zoo"] = zoo
     try:
         yield
@@ -56,9 +56,7 @@ ENCLOSED = {"all_reduce": ("reduce_scatter", "all_gather")}
 def leaves(draw, kind, native=False, relabels=True):
     """A leaf, or a named composite, of that kind: perhaps a dual, perhaps relabelled."""
     own = [name for name in LEAVES[kind] if native or not name.startswith("native")]
-    turned = [
-        name for name in LEAVES[DUAL[kind]] if not name.startswith("native") and "." in name
-    ]
+    turned = [name for name in LEAVES[DUAL[kind]] if not name.startswith("native") and "." in name]
     if kind == "all_reduce" and draw(st.booleans()):
         found = lookup("server.shards")(draw(st.integers(1, 3)))
     elif turned and draw(st.integers(0, 3)) == 0:
@@ -77,7 +75,9 @@ def relabelled(draw, schedule):
         case 0:
             return schedule.relabel(shift=draw(st.integers(-3, 3)))
         case 1:
-            return schedule.relabel(order=lookup(draw(st.sampled_from(["zoo.backwards", "zoo.odd_first"]))))
+            return schedule.relabel(
+                order=lookup(draw(st.sampled_from(["zoo.backwards", "zoo.odd_first"])))
+            )
     return schedule
 
 
@@ -87,7 +87,9 @@ def unplaced(draw, kind, depth=2, native=False):
     form = draw(st.integers(0, 3)) if depth else 0
     if form == 1 and kind in MADE_OF:
         first, second = draw(st.sampled_from(MADE_OF[kind]))
-        whole = draw(unplaced(first, depth - 1, native)) >> draw(unplaced(second, depth - 1, native))
+        whole = draw(unplaced(first, depth - 1, native)) >> draw(
+            unplaced(second, depth - 1, native)
+        )
         return draw(relabelled(whole))
     if form == 2:
         parts = draw(st.lists(unplaced(kind, depth - 1, native), min_size=2, max_size=3))
@@ -119,7 +121,9 @@ def placed(draw, kind, axes, depth=2, native=False):
             >> draw(placed(kind, outer, depth - 1, native))
             >> draw(placed(last, inner, depth - 1, native))
         )
-    return draw(placed(kind, outer, depth - 1, native)) >> draw(placed(kind, inner, depth - 1, native))
+    return draw(placed(kind, outer, depth - 1, native)) >> draw(
+        placed(kind, inner, depth - 1, native)
+    )
 
 
 def beside(parts):

@@ -267,15 +267,19 @@ class _View:
         self, program: Program, step: Step, own: tuple[str, ...], lane: dict[str, Ints],
         count: int, held: dict[str, State], start: int, m: int,
     ) -> Step:  # fmt: skip
-        src, dst = ({**lane, **self.on(own, r)} for r in (step.src, step.dst))
+        at_src, at_dst = ({**lane, **self.on(own, r)} for r in (step.src, step.dst))
         cell = (
             self.pair_cells(program, step, own, lane, held, start, m)
             if self.pairs
             else self.cells(program, step, own, lane, held, start, m)
         )
         whole = (step.size, count, cell.shape[-1])
-        columns = (step.add[:, None, None], cell, self.linear(src), self.linear(dst))
-        return Step(*(np.broadcast_to(x, whole).reshape(-1) for x in columns), line=step.line)
+        add = np.broadcast_to(step.add[:, None, None], whole).reshape(-1)
+        cell, src, dst = (
+            np.broadcast_to(x, whole).reshape(-1)
+            for x in (cell, self.linear(at_src), self.linear(at_dst))
+        )
+        return Step(add, cell, src, dst, line=step.line)
 
     def cells(
         self, program: Program, step: Step, own: tuple[str, ...], lane: dict[str, Ints],
@@ -339,5 +343,7 @@ class _View:
 
 
 def _join(steps: list[Step]) -> Step:
-    columns = zip(*((s.add, s.chunk, s.src, s.dst) for s in steps), strict=True)
-    return Step(*(np.concatenate(column) for column in columns), line=steps[0].line)
+    chunk, src, dst = (
+        np.concatenate([getattr(s, name) for s in steps]) for name in ("chunk", "src", "dst")
+    )
+    return Step(np.concatenate([s.add for s in steps]), chunk, src, dst, line=steps[0].line)

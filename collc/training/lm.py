@@ -136,11 +136,13 @@ class Trainer:
 
     def evaluate(self, batches: int) -> float:
         """The mean loss over at most that many batches, spread over the validation text."""
+        # float() waits. Were many batches in flight, virtual devices that wait for each other in a
+        # collective could take all of XLA:CPU's threads, and the last device would never get one.
         losses = [
-            self.evaluation(self.model, jax.device_put(batch, self.split))
+            float(self.evaluation(self.model, jax.device_put(batch, self.split)))
             for batch in self.validation(batches)
         ]
-        return math.fsum(map(float, losses)) / len(losses)
+        return math.fsum(losses) / len(losses)
 
     def state(self) -> dict[str, Any]:
         """All that a step changes, as nested dicts of arrays."""

@@ -37,7 +37,7 @@ def leaves() -> dict[str, Leaf]:
 
 
 def mutants(program: Program) -> Iterator[tuple[str, tuple[Step, ...]]]:
-    """What was done, and the steps after it: each send dropped, flipped, rechunked, redirected, doubled."""
+    """What was done, and the steps after it: each send dropped, doubled, flipped, redirected..."""
     steps = tuple(program.dense_steps())
     for t, step in enumerate(steps):
         columns = step.add, step.chunk, step.src, step.dst

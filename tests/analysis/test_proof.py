@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from collc.schedules import pairwise, ring, server, tree
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,7 +27,6 @@ from collc.language.expand import expand
 from collc.language.ir import Program
 from collc.language.library import contents, load, modules
 from collc.language.parse import parse
-from collc.schedules import pairwise, ring, server, tree
 
 zoo = load(Path(__file__).parents[1] / "zoo.py")
 HERE = Path(__file__)
@@ -68,7 +68,9 @@ def test_a_chunk_that_is_not_held():
 
     message = refusal(gap, 3)
     where = f"gap (n = 3), step 1, tests/analysis/test_proof.py:{line_of('no chunk 1')}"
-    assert message.startswith(f"{where}: rank 2 sends chunk 1, which it does not hold. Send it only")
+    assert message.startswith(
+        f"{where}: rank 2 sends chunk 1, which it does not hold. Send it only"
+    )
     # The steps about it, the culprit marked.
     assert message.splitlines()[1:] == ["     0  copy c[0]  0 -> 1", ">    1  copy c[1]  2 -> 0"]
 
@@ -92,7 +94,10 @@ def test_an_addend_counted_twice():
         yield add(ALL, 0, 1)
 
     message = refusal(twice, 2)
-    assert "rank 1 adds chunk 0 from rank 0, but the addend of rank 1 would be counted twice" in message
+    assert (
+        "rank 1 adds chunk 0 from rank 0, but the addend of rank 1 would be counted twice"
+        in message
+    )
     assert "Drop the send, or copy instead." in message
 
 
@@ -143,7 +148,10 @@ def test_an_add_to_nothing():
         yield add(0, 0, 1)
 
     message = refusal(nothing, 2)
-    assert "rank 1 adds chunk 0 from rank 0 to nothing: it does not hold the chunk. Use copy." in message
+    assert (
+        "rank 1 adds chunk 0 from rank 0 to nothing: it does not hold the chunk. Use copy."
+        in message
+    )
 
 
 def test_an_all_to_all_that_delivers_to_the_wrong_rank():
@@ -321,7 +329,11 @@ def test_who_ends_with_the_same_bits():
 def test_a_composite_is_as_consistent_as_the_leaf_that_ends_it():
     inside = ring.reduce_scatter @ "gpu"
     back = ring.all_gather @ "gpu"
-    for between, consistent in ((zoo.one_shot, False), (zoo.doubling, True), (tree.all_reduce, True)):
+    for between, consistent in (
+        (zoo.one_shot, False),
+        (zoo.doubling, True),
+        (tree.all_reduce, True),
+    ):
         certificate = collc.verify(inside >> between @ "host" >> back, host=4, gpu=2)
         assert certificate.consistent is consistent
     # What one rank has decided and the others copy is the same everywhere.

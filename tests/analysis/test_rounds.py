@@ -68,9 +68,7 @@ def test_any_simple_bipartite_graph(edges, random):
 def test_rounds_hold_the_steps_sends(case):
     n, sends = case
     program = one_step(n, [x for x in sends if x[0] != x[1]])
-    found = [
-        send for r in rounds(program) for send in zip(r.sends.src, r.sends.dst, r.sends.chunk)
-    ]
+    found = [send for r in rounds(program) for send in zip(r.sends.src, r.sends.dst, r.sends.chunk)]
     (step,) = program.steps
     assert sorted(found) == sorted(zip(step.src, step.dst, step.chunk))
     assert all(r.step == 0 for r in rounds(program))

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
+from collc.schedules import native, pairwise, ring, server, tree
 
 from collc import language as cl
 from collc.errors import ScheduleError
 from collc.language.parse import parse
-from collc.schedules import native, pairwise, ring, server, tree
 
 rs, ag, ar = ring.reduce_scatter, ring.all_gather, ring.all_reduce
 
@@ -76,7 +76,9 @@ def test_roots_that_differ():
     # Rank 0 is rank 0, whichever way the axes are named; another rank is not.
     tree.reduce @ ("x", "y") >> tree.broadcast @ ("y", "x")
     tree.reduce @ ("x", "y") >> tree.broadcast @ "x" >> tree.broadcast @ "y"
-    assert "another root on y" in refused(lambda: moved @ ("x", "y") >> moved.reversed() @ ("y", "x"))
+    assert "another root on y" in refused(
+        lambda: moved @ ("x", "y") >> moved.reversed() @ ("y", "x")
+    )
 
 
 def test_placing():
@@ -107,10 +109,14 @@ def test_relabelling():
     assert "either shift= or order=" in refused(lambda: rs.relabel())
     assert "either shift= or order=" in refused(lambda: rs.relabel(shift=1, order=(0,)))
     assert "placed already: relabel first" in refused(lambda: (rs @ "x").relabel(shift=1))
-    assert "decorate it with @language.order" in refused(lambda: rs.relabel(order=lambda n: range(n)))
+    assert "decorate it with @language.order" in refused(
+        lambda: rs.relabel(order=lambda n: range(n))
+    )
     for bad in (1.5, True, "1"):
         assert "ranks and shifts are integers" in refused(lambda bad=bad: rs.relabel(shift=bad))
-        assert "ranks and shifts are integers" in refused(lambda bad=bad: rs.relabel(order=(0, bad)))
+        assert "ranks and shifts are integers" in refused(
+            lambda bad=bad: rs.relabel(order=(0, bad))
+        )
 
 
 def test_orders_are_permutations_of_the_axis():

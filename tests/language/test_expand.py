@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from collc.schedules import pairwise, ring, server, tree
 
 import collc
 from collc import language as cl
@@ -12,7 +13,6 @@ from collc.errors import CollcError, ProofError, ScheduleError
 from collc.language import ALL, add, copy, ranks
 from collc.language.expand import dual, expand, most_steps, permutation, relabelled
 from collc.language.library import load
-from collc.schedules import pairwise, ring, server, tree
 
 zoo = load(Path(__file__).parents[1] / "zoo.py")
 HERE = Path(__file__)
@@ -110,7 +110,12 @@ def far_pair(n):
 @pytest.mark.parametrize(
     "leaf, step, mark, words",
     [
-        (raises, 1, "raises", "the schedule raised IndexError: list index out of range. Run it alone, "),
+        (
+            raises,
+            1,
+            "raises",
+            "the schedule raised IndexError: list index out of range. Run it alone, ",
+        ),
         (raises_deeper, 1, "deeper", "the schedule raised ValueError: cannot reshape array"),
         (leaves_early, 1, "leaves", "the schedule raised SystemExit: 3"),
         (never_ends, 1280, "never", "still yielding after 1280 steps. A schedule has to end"),
@@ -123,13 +128,20 @@ def far_pair(n):
         (not_a_pair, 0, "single", "the chunks of an all_to_all are (source, destination)"),
         (all_pairs, 0, "all", "ALL in an all_to_all: name the chunk as (source, destination)"),
         (pair, 0, "pair", "a pair as chunk in a all_gather: only an all_to_all has those"),
-        (far_pair, 0, "far", "chunk (0, 4) and its like: source and destination have to be ranks 0 to 3"),
+        (
+            far_pair,
+            0,
+            "far",
+            "chunk (0, 4) and its like: source and destination have to be ranks 0 to 3",
+        ),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )
 def test_schedules_that_misbehave(leaf, step, mark, words):
     message = refusal(leaf)
-    assert message.startswith(place(f"test_expand.{leaf.steps.__name__}", step, mark) + words), message
+    assert message.startswith(place(f"test_expand.{leaf.steps.__name__}", step, mark) + words), (
+        message
+    )
     assert "\n" not in message
 
 
@@ -154,7 +166,11 @@ def to_itself(n):
 @pytest.mark.parametrize(
     "leaf, mark, words",
     [
-        (far_rank, "far rank", "rank 4 is out of range: there are ranks 0 to 3. NumPy would wrap it"),
+        (
+            far_rank,
+            "far rank",
+            "rank 4 is out of range: there are ranks 0 to 3. NumPy would wrap it",
+        ),
         (far_chunk, "far chunk", "chunk -1 is out of range: there are chunks 0 to 3."),
         (to_itself, "itself", "rank 2 sends to itself. Drop the send."),
     ],
@@ -187,7 +203,9 @@ def test_how_many_chunks_there_are():
     assert chunks(tree.double_all_reduce) == 2  # declared
     assert chunks(server.shards(3)) == 3
     assert chunks(pairwise.all_to_all) == 4 and expand(pairwise.all_to_all, 4).cells == 16
-    numbered = cl.broadcast(lambda n: iter([copy(ALL, 0, 1), copy(0, 0, 2), copy(ranks(n)[1:], 0, 2)]))
+    numbered = cl.broadcast(
+        lambda n: iter([copy(ALL, 0, 1), copy(0, 0, 2), copy(ranks(n)[1:], 0, 2)])
+    )
     program = expand(numbered, 3)  # a number occurs: then there are n, also where ALL is said
     assert program.chunks == 3
     assert [step.size for step in program.dense_steps()] == [3, 1, 2]
@@ -203,7 +221,13 @@ def test_steps_may_be_tuples_lists_and_empty():
 
 
 def test_n_is_one():
-    for leaf in (ring.reduce_scatter, ring.all_gather, tree.reduce, pairwise.all_to_all, server.push):
+    for leaf in (
+        ring.reduce_scatter,
+        ring.all_gather,
+        tree.reduce,
+        pairwise.all_to_all,
+        server.push,
+    ):
         assert expand(leaf, 1).steps == ()
 
 
@@ -224,7 +248,9 @@ def edges(program):
 def test_relabelling_moves_ranks_chunks_and_root():
     names = np.array([2, 0, 1])
     moved = relabelled(expand(ring.all_gather, 3), names)
-    assert edges(moved)[0] == sorted(("copy", names[c], names[c], names[(c + 1) % 3]) for c in range(3))
+    assert edges(moved)[0] == sorted(
+        ("copy", names[c], names[c], names[(c + 1) % 3]) for c in range(3)
+    )
     reduce = relabelled(expand(tree.reduce, 3), names)
     assert reduce.root == 2
     assert edges(reduce) == [[("add", 0, 0, 1)], [("add", 0, 1, 2)]]

@@ -162,7 +162,11 @@ def test_a_relabelled_leaf_is_proved(data, kind, n):
         program = expand(leaf, n)
         names = np.array(data.draw(st.permutations(range(n))))
         before, after = prove(program), prove(relabelled(program, names))
-        assert (before.steps, before.rounds, before.depth) == (after.steps, after.rounds, after.depth)
+        assert (before.steps, before.rounds, before.depth) == (
+            after.steps,
+            after.rounds,
+            after.depth,
+        )
         assert before.consistent == after.consistent
         assert [after.sent[r] for r in names] == list(before.sent)
 

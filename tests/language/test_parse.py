@@ -3,12 +3,12 @@
 import time
 
 import pytest
+from collc.schedules import hierarchical, pairwise, ring, server, tree
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 import collc
 from collc.errors import CollcError, ScheduleError
-from collc.schedules import hierarchical, pairwise, ring, server, tree
 
 ROUND_TRIPS = [
     "ring.all_reduce",
@@ -42,9 +42,7 @@ def test_round_trip(text):
 def test_meaning():
     assert collc.parse("ring.all_reduce") is ring.all_reduce
     assert collc.parse("server.shards(4)") == server.shards(4)
-    assert collc.parse('ring.all_reduce @ "gpu"') == (
-        ring.all_reduce @ "gpu"
-    )
+    assert collc.parse('ring.all_reduce @ "gpu"') == (ring.all_reduce @ "gpu")
     assert collc.parse('hierarchical("h", "g")') == hierarchical.hierarchical("h", "g")
     assert collc.parse('hierarchical.hierarchical("h", "g")') == hierarchical.hierarchical("h", "g")
     assert collc.parse("tree.all_reduce @ x") == tree.reduce @ "x" >> tree.broadcast @ "x"
@@ -70,7 +68,10 @@ def test_meaning():
         ("server.shards", "server.shards has parameters: server.shards(...)"),
         ("server.shards()", "server.shards():"),
         ("server.shards(1.5)", "parameters are integers and axis names"),
-        ("server.shards(n)", "cannot read 'n' in the schedule 'server.shards(n)': expected a literal"),
+        (
+            "server.shards(n)",
+            "cannot read 'n' in the schedule 'server.shards(n)': expected a literal",
+        ),
         ("server.shards(k=2)", "a schedule is made of names"),
         ("server.shards(*[2])", "expected a literal"),
         ("ring.all_reduce(4)", "ring.all_reduce takes no parameters"),

@@ -4,13 +4,13 @@ import math
 from pathlib import Path
 
 import pytest
+from collc.schedules import pairwise, ring, server, tree
 
 import collc
 from collc.language import printing
 from collc.language.expand import expand
 from collc.language.library import load
 from collc.language.parse import parse
-from collc.schedules import pairwise, ring, server, tree
 
 zoo = load(Path(__file__).parents[1] / "zoo.py")
 PRINTS = {

@@ -4,12 +4,12 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from collc.schedules import hierarchical, pairwise, ring, server, tree
 
 import collc
 from collc.analysis.rounds import rounds
 from collc.language.expand import expand
 from collc.language.parse import parse
-from collc.schedules import hierarchical, pairwise, ring, server, tree
 
 SIZES = [*range(1, 18), 31, 32, 33, 64]
 MESHES = [(1, 1), (1, 4), (4, 1), (2, 2), (2, 8), (3, 4), (4, 3), (4, 4), (5, 2)]
@@ -86,7 +86,9 @@ class TestTree:
         assert received[2::2] == [2] * (n // 2 - 1)
 
     def test_odd_ranks_are_leaves_and_edges_form_a_tree(self, n):
-        edges = [(int(c), int(p)) for child, parent in tree.levels(n) for c, p in zip(child, parent)]
+        edges = [
+            (int(c), int(p)) for child, parent in tree.levels(n) for c, p in zip(child, parent)
+        ]
         parent = dict(edges)
         assert len(edges) == len(parent) == n - 1 and 0 not in parent
         assert all(p % 2 == 0 for p in parent.values())

@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 
 from collc.errors import CheckpointError, DataError, MeshError, PlanError
-from collc.training import checkpoint, config, folder, lm
+from collc.training import checkpoint, config, data, folder, lm
 
 STEPS = 10
 
@@ -223,3 +223,26 @@ def test_bad_input_is_refused_before_anything_is_written(tmp_path):
         with pytest.raises(DataError, match=field):
             tiny(path, **{field: value})
     assert not path.exists()
+
+
+def test_one_batch_is_evaluated_at_a_time():
+    """Many in flight deadlock virtual devices, rarely enough that only this test would notice."""
+
+    class Loss:
+        def __init__(self):
+            flying.append(self)
+
+        def __float__(self):
+            flying.remove(self)
+            return 3.0
+
+    def evaluation(model, batch):
+        assert not flying
+        return Loss()
+
+    flying: list[Loss] = []
+    trainer = lm.Trainer.__new__(lm.Trainer)
+    trainer.config = tiny(None)
+    trainer.corpus = data.Corpus(*[np.zeros(5000, np.uint8)] * 2, 1, 1, "")
+    trainer.evaluation, trainer.model, trainer.split = evaluation, None, jax.devices()[0]
+    assert trainer.evaluate(5) == 3.0
