@@ -174,12 +174,22 @@ def proof_of(leaf: Leaf, sizes: Mapping[str, int]) -> Proof | None:
 def digest(schedule: Schedule, sizes: Mapping[str, int]) -> str:
     """A digest of all that the schedule's leaves do on these sizes."""
     h = hashlib.sha256()
-    for leaf in schedule.leaves():
-        n = ranks_of(leaf, sizes)
-        names = permutation(leaf.relabels, n)
-        body = "native" if leaf.native else expand(leaf, n).digest
-        h.update(f"{leaf.axes} {leaf.facing} {body}".encode())
-        h.update(np.ascontiguousarray(names).tobytes())
+
+    def visit(s: Schedule) -> None:
+        match s:
+            case Leaf():
+                n = ranks_of(s, sizes)
+                names = permutation(s.relabels, n)
+                body = "native" if s.native else expand(s, n).digest
+                h.update(f"{s.axes} {s.facing} {body}".encode())
+                h.update(np.ascontiguousarray(names).tobytes())
+            case Then(parts=parts) | Beside(parts=parts):
+                h.update(f"({type(s).__name__}".encode())
+                for part in parts:
+                    visit(part)
+                h.update(b")")
+
+    visit(schedule.normal)
     return h.hexdigest()[:16]
 
 

@@ -399,8 +399,12 @@ class Type:
         return {axis: (state[0], self.after[axis][0]) for axis, state in self.before.items()}
 
     def __str__(self) -> str:
-        pairs = self.signature().values()
-        return f"{','.join(b for b, _ in pairs)} -> {','.join(a for _, a in pairs)}"
+        signature = self.signature()
+        pairs = list(signature.values())
+        if len(set(pairs)) == 1:
+            return f"{','.join(b for b, _ in pairs)} -> {','.join(a for _, a in pairs)}"
+        # Where axes differ, which is which matters.
+        return ", ".join(f"{axis} {b} -> {a}" for axis, (b, a) in signature.items())
 
 
 def _type(s: Schedule) -> Type:

@@ -28,7 +28,7 @@ def test_types():
         (tree.reduce, "partial -> root"), (tree.broadcast, "root -> replica"),
         (pairwise.all_to_all, "outbox -> inbox"), (native.all_reduce, "partial -> replica"),
         (rs @ "x" >> ar @ "y" >> ag @ "x", "partial,partial -> replica,replica"),
-        (rs @ "x" >> ar @ "y", "partial,partial -> shard,replica"),
+        (rs @ "x" >> ar @ "y", "x partial -> shard, y partial -> replica"),
         ((rs | rs) @ ("x", "y"), "partial,partial -> shard,shard"),
         (rs.reversed(), "shard -> replica"),
     ]:  # fmt: skip
