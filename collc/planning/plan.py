@@ -128,7 +128,14 @@ class Plan:
         return f"collc.plan(mesh({mesh}), {{{choice}}})"
 
     def save(self, path: str | Path) -> None:
-        """Writes the plan as text."""
+        """Writes the plan as text. Raises PlanError if ``load`` could not read it back."""
+        try:
+            read(self.text, self.mesh, str(path))
+        except PlanError as e:
+            raise PlanError(
+                f"the plan cannot be saved: {e} Name its schedules by text, those of a file as "
+                "'path/to/file.py:name'."
+            ) from e
         Path(path).write_text(self.text, encoding="utf-8")
 
     @staticmethod

@@ -155,7 +155,8 @@ def _accumulated(
         for name, (leaves, _) in flat.items()
     }
     modules = {name: x for name, x in values.items() if is_module(x)}
-    graph = state = None
+    graph: Any = None
+    state: Any = None
     if modules:
         from flax import nnx
 

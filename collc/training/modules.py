@@ -106,8 +106,10 @@ def _copy_settings(source: Any, target: Any) -> None:
     """What a step set besides variables, such as ``deterministic`` by ``model.train()``."""
     from flax import nnx
 
-    for (_, new), (_, old) in zip(nnx.iter_graph(source), nnx.iter_graph(target), strict=True):
-        if not is_module(old):
+    known = {path: x for path, x in nnx.iter_graph(target) if is_module(x)}
+    for path, new in nnx.iter_graph(source):
+        old = known.get(path)
+        if old is None or type(old) is not type(new):
             continue
         for name, value in vars(new).items():
             if name.startswith("_pytree__") or vars(old).get(name) is value:

@@ -146,8 +146,9 @@ class Step(Generic[Args, Result]):
                 closed = jax.make_jaxpr(user)(*own)
             checked = check(closed, [frozenset(leaf.axes) for leaf in leaves], sizes)
             self.notes[:] = checked.notes
-            for leaf, *found in zip(traced.leaves, checked.varying, checked.chains, strict=True):
-                self._refuse(leaf, *found)
+            found = zip(traced.leaves, checked.varying, checked.chains, strict=True)
+            for leaf, varying, chain in found:
+                self._refuse(leaf, varying, chain)
             replicated: list[Any] = []
             batch: list[Any] = []
             by_axes: dict[Axes, list[Any]] = {axes: [] for axes in subsets(plan.axes)}

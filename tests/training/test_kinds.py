@@ -88,7 +88,9 @@ def test_shapes_that_do_not_fit(plan):
         step({"a": collc.Ranked(np.zeros((4, 2)), ("host", "gpu"))})
     with pytest.raises(DataError, match=r"has to begin with \(2, 4\); it is \(2,\)\. Make it with"):
         step(collc.Ranked(np.zeros(2)))
-    with pytest.raises(DataError, match="ranked over gpu and host, but the plan's axes are host and"):
+    with pytest.raises(
+        DataError, match="ranked over gpu and host, but the plan's axes are host and"
+    ):
         step(collc.Ranked(np.zeros((4, 2)), ("gpu", "host")))
     with pytest.raises(StepError, match="result is ranked over model, but the plan's axes"):
         run(plan, lambda batch: collc.Ranked(batch, ("model",)), X)

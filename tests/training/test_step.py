@@ -23,12 +23,10 @@ WHOLE = np.arange(48, dtype=np.float32).reshape(16, 3) % 7 - 3  # whole numbers
 W = {"a": np.full((3, 5), 0.5, np.float32), "b": np.full((5,), -0.25, np.float32)}
 
 
-def lax_step(local, mesh, results=P()):
+def lax_step(local, mesh):
     """The same step as plain jax has it."""
     return jax.jit(
-        jax.shard_map(
-            local, mesh=mesh, in_specs=(P(), P(BOTH)), out_specs=results, check_vma=False
-        )
+        jax.shard_map(local, mesh=mesh, in_specs=(P(), P(BOTH)), out_specs=P(), check_vma=False)
     )
 
 
@@ -110,7 +108,10 @@ def test_linen_equals_lax(plan, mesh):
     model, x = Mlp(), X
     params = jax.jit(model.init)(jax.random.key(0), x)["params"]
     state = TrainState.create(apply_fn=model.apply, params=params, tx=optax.adam(0.01))
-    ours, theirs = planned(plan, linen_step(collc.pmean)), linen_step(partial(lax.pmean, axis_name=BOTH))
+    ours, theirs = (
+        planned(plan, linen_step(collc.pmean)),
+        linen_step(partial(lax.pmean, axis_name=BOTH)),
+    )
     new, loss = ours(state, x)
     expected, expected_loss = lax_step(theirs, mesh)(state, x)
     assert isinstance(new, TrainState) and int(new.step) == 1
@@ -225,9 +226,7 @@ def test_refuses_to_be_called_inside_a_step(plan):
     message = refused(plan, lambda w, batch: grad(w, batch), W, X)
     assert "take jax.value_and_grad and collc.pmean there" in message
     with pytest.raises(StepError, match="called inside a shard_map over host and gpu"):
-        jax.eval_shape(
-            jax.shard_map(inner, mesh=plan.mesh, in_specs=P(BOTH), out_specs=P()), X
-        )
+        jax.eval_shape(jax.shard_map(inner, mesh=plan.mesh, in_specs=P(BOTH), out_specs=P()), X)
 
 
 # -- let pass -------------------------------------------------------------------------------------
@@ -446,7 +445,9 @@ def test_a_batch_that_does_not_divide(plan):
 
 
 def test_names_that_are_not_known(plan):
-    with pytest.raises(StepError, match=r"<lambda> has no argument 'bacth' .* Did you mean batch\?"):
+    with pytest.raises(
+        StepError, match=r"<lambda> has no argument 'bacth' .* Did you mean batch\?"
+    ):
         collc.schedule(plan, batch="bacth")(lambda batch: None)
     with pytest.raises(StepError, match=re.escape("takes a plan, not 'ring'")):
         collc.schedule("ring")
