@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from collc.analysis.certificate import share, verify
+from collc.analysis.mesh import parse_mesh
 from collc.cli.common import (
     SECONDS,
     Debug,
@@ -18,7 +19,6 @@ from collc.cli.common import (
     Output,
     Timeout,
     guarded,
-    parse_mesh,
     print_json,
     time_limit,
 )

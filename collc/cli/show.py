@@ -6,6 +6,7 @@ from typing import Any
 from rich.text import Text
 
 from collc.analysis.certificate import Certificate, program_of, verify
+from collc.analysis.mesh import parse_mesh
 from collc.cli.common import (
     SECONDS,
     Debug,
@@ -15,7 +16,6 @@ from collc.cli.common import (
     Output,
     Timeout,
     guarded,
-    parse_mesh,
     placed,
     print_json,
     time_limit,

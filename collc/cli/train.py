@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from collc.cli.common import Debug, Report, guarded, parse_mesh, show_mesh
+from collc.analysis.mesh import parse_mesh, show_mesh
+from collc.cli.common import Debug, Report, guarded
 from collc.errors import DataError, MeshError, ScheduleError, nearest
 
 if TYPE_CHECKING:
     from collc.training.config import TrainConfig
 
 DEVICES = "--xla_force_host_platform_device_count"
+PATIENCE = "--xla_cpu_collective_call_terminate_timeout_seconds"
 
 
 class Platform(StrEnum):
@@ -62,7 +64,9 @@ def train(
     ] = None,
     steps: Annotated[
         int | None,
-        typer.Option(min=1, help="Default: 2000.", show_default=False, rich_help_panel=MODEL),
+        typer.Option(
+            min=1, help="Default: 1500, with --demo 400.", show_default=False, rich_help_panel=MODEL
+        ),
     ] = None,
     batch: Annotated[
         int | None,
@@ -215,7 +219,13 @@ def _choose_platform(platform: Platform | None) -> None:
 
 
 def _virtual_devices(count: int) -> None:
-    """Ask for that many CPU devices, unless XLA_FLAGS does already; its other flags are kept."""
+    """Ask for that many CPU devices, unless XLA_FLAGS does already; its other flags are kept.
+
+    They are threads, and on a busy machine one may wait long for its turn: XLA gives up a collective
+    after 40 s, which is too soon.
+    """
     flags = os.environ.get("XLA_FLAGS", "")
-    if DEVICES not in flags:
-        os.environ["XLA_FLAGS"] = f"{flags} {DEVICES}={count}".strip()
+    for flag, value in ((PATIENCE, 300), (DEVICES, count)):
+        if flag not in flags:
+            flags = f"{flags} {flag}={value}"
+    os.environ["XLA_FLAGS"] = flags.strip()

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from collc.analysis.certificate import Certificate, share
 from collc.analysis.certificate import verify as prove
+from collc.analysis.mesh import parse_mesh, show_mesh
 from collc.cli.common import (
     SECONDS,
     Debug,
@@ -20,10 +21,8 @@ from collc.cli.common import (
     Output,
     Timeout,
     guarded,
-    parse_mesh,
     placed,
     print_json,
-    show_mesh,
     time_limit,
 )
 from collc.language import states

@@ -7,8 +7,9 @@ They run inside ``jax.shard_map``, on any pytree. The schedule may be
 - a plan, a schedule placed on mesh axes, or the text of one.
 
 Shapes, dtypes and the order of chunks are those of the lax namesake, and so are derivatives.
-``accumulate``: the dtype in which sums are kept, the leaf's own by default; ``wire``: the dtype
-that travels. Raises MeshError for axes that are not manual here, DataError for shapes and dtypes
+``accumulate``: the floating-point dtype in which sums of narrower leaves are kept; they still travel
+as they are. ``wire``: the dtype in which wider floating-point leaves travel. Other leaves, integers
+too, are summed and sent in their own dtype. Raises MeshError for axes that are not manual here, DataError for shapes and dtypes
 that cannot work, ScheduleError or ProofError for the schedule.
 """
 
@@ -101,13 +102,13 @@ def all_gather(
     use = _use("all_gather", "all_gather", schedule, drop=to == "invarying")
     leaves, tree = jax.tree.flatten(x)
     values = [jnp.asarray(leaf) for leaf in leaves]
+    at = [_dimension("all_gather", v.shape if tiled else (use.n, *v.shape), axis) for v in values]
     done = _exchange(use, [v[None] for v in values], 1, use.n)
 
-    def back(v: jax.Array, y: jax.Array) -> jax.Array:
+    def back(v: jax.Array, y: jax.Array, at: int) -> jax.Array:
         y = y.reshape(use.n, *v.shape)
         if not tiled:
-            return jnp.moveaxis(y, 0, axis)
-        at = axis % v.ndim
+            return jnp.moveaxis(y, 0, at)
         return jnp.moveaxis(y, 0, at).reshape(
             *v.shape[:at], use.n * v.shape[at], *v.shape[at + 1 :]
         )
@@ -211,15 +212,33 @@ def _use(
         schedule = _from(schedule, source, sizes)
     certificate = verify(schedule, **sizes)
     _consistent(name, certificate, narrow=wire is not None or accumulate is not None)
-    dtype = None if accumulate is None else str(jnp.dtype(accumulate))
-    return _Use(certificate, op, dtype, _format(wire), drop)
+    if wire is not None and certificate.trusted:
+        raise ScheduleError(
+            f"collc.{name}: wire= has no effect on {', '.join(certificate.trusted)}: XLA's own "
+            "collectives send values as they are. Drop it, or take a schedule of collc's."
+        )
+    dtype = None if accumulate is None else _floating(name, "accumulate", accumulate)
+    return _Use(certificate, op, dtype, _format(name, wire), drop)
 
 
-def _format(wire: Any) -> Wire:
+def _floating(name: str, what: str, dtype: Any) -> str:
+    """The dtype's name. Raises DataError for what is no floating-point dtype."""
+    try:
+        found = jnp.dtype(dtype)
+    except TypeError:
+        found = None
+    if found is None or not jnp.issubdtype(found, jnp.floating):
+        raise DataError(f"collc.{name}: {what}= takes a floating-point dtype, not {dtype!r}")
+    return found.name
+
+
+def _format(name: str, wire: Any) -> Wire:
     """What travels: a format, a dtype, or the value itself, whatever the sums are kept in."""
-    if wire is not None:
-        return wire if hasattr(wire, "pack") else Cast(str(jnp.dtype(wire)))
-    return Plain()
+    if wire is None:
+        return Plain()
+    if hasattr(wire, "pack") and hasattr(wire, "unpack"):
+        return wire
+    return Cast(_floating(name, "wire", wire))
 
 
 def _resolve(name: str, kind: str, on: On, size: int | None) -> Schedule:

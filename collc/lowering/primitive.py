@@ -41,8 +41,8 @@ def bind(
 ) -> list[jax.Array]:
     """Binds the primitive for operands [s, ...] of one dtype each.
 
-    ``op``: "sum", "mean", "max" or "min". ``accumulate``: the dtype in which sums are kept, the
-    operand's own by default. ``drop``: whether a replicated output is typed so, as ``psum``'s is
+    ``op``: "sum", "mean", "max" or "min". ``accumulate``: the dtype in which sums of narrower
+    floating-point operands are kept, the operand's own by default. ``drop``: whether a replicated output is typed so, as ``psum``'s is
     and ``all_gather``'s is not.
     """
     schedule = certificate.schedule
@@ -126,7 +126,11 @@ def _code(
     done: list[jax.Array] = list(xs)
     for dtype in dict.fromkeys(x.dtype for x in xs):
         own = [i for i, x in enumerate(xs) if x.dtype == dtype]
-        wider = accumulate is not None and jnp.dtype(accumulate) != dtype
+        wider = (
+            accumulate is not None
+            and jnp.issubdtype(dtype, jnp.floating)
+            and jnp.dtype(accumulate).itemsize > dtype.itemsize
+        )
         # Sums that are kept wider travel as narrow as they came.
         format = Cast(dtype.name) if wider and wire == Plain() else wire
         values = [xs[i].astype(accumulate) if wider else xs[i] for i in own]

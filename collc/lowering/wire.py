@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 
 class Wire(Protocol):
@@ -38,13 +37,18 @@ class Plain:
 
 @dataclass(frozen=True)
 class Cast:
-    """The value in another dtype, by name: ``Cast("bfloat16")``."""
+    """Floating-point values in a narrower dtype, by name: ``Cast("bfloat16")``.
+
+    All others, integers too, travel as they are.
+    """
 
     dtype: str
     lossy: bool = True
 
     def pack(self, x: jax.Array) -> Any:
-        return x.astype(np.dtype(jnp.dtype(self.dtype)))
+        to = jnp.dtype(self.dtype)
+        narrows = jnp.issubdtype(x.dtype, jnp.floating) and to.itemsize < x.dtype.itemsize
+        return x.astype(to) if narrows else x
 
     def unpack(self, packed: Any, like: jax.Array) -> jax.Array:
         return packed.astype(like.dtype)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from collc.analysis.mesh import parse_mesh
 from collc.errors import CheckpointError, CollcError, DataError, MeshError
 
 if TYPE_CHECKING:
@@ -108,33 +109,11 @@ def resumed(folder: str | Path, **given: Any) -> TrainConfig:
     return dataclasses.replace(config, **{**given, "folder": folder, "resume": True})
 
 
-def mesh_shape(text: str) -> dict[str, int]:
-    """Axes and sizes, in order; MeshError if the text says anything else.
-
-    >>> mesh_shape("host=2,gpu=4")
-    {'host': 2, 'gpu': 4}
-    """
-    shape: dict[str, int] = {}
-    for part in text.split(","):
-        name, _, size = (word.strip() for word in part.partition("="))
-        if not name.isidentifier() or not size.isdecimal() or int(size) < 1:
-            raise MeshError(
-                f"{part!r} in the mesh {text!r} is not an axis and its size. Write it as "
-                "host=2,gpu=4."
-            )
-        if name in shape:
-            raise MeshError(
-                f"The axis {name} stands twice in the mesh {text!r}. Give each axis its own name."
-            )
-        shape[name] = int(size)
-    return shape
-
-
 def make_mesh(text: str) -> "jax.sharding.Mesh":
     """The mesh of a run over jax's first devices. Raises MeshError if there are too few."""
     import jax
 
-    shape = mesh_shape(text)
+    shape = parse_mesh(text)
     needed, devices = math.prod(shape.values()), jax.devices()
     if needed > len(devices):
         raise MeshError(

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from collc.cli.common import fold, parse_mesh
+from collc.analysis.mesh import parse_mesh
+from collc.cli.common import fold
 from collc.errors import MeshError
 
 COMPOSITE = "ring.reduce_scatter @ gpu >> tree.all_reduce @ host >> ring.all_gather @ gpu"
