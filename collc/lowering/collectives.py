@@ -113,7 +113,7 @@ def all_gather(
             *v.shape[:at], use.n * v.shape[at], *v.shape[at + 1 :]
         )
 
-    return jax.tree.unflatten(tree, [back(v, y) for v, y in zip(values, done, strict=True)])
+    return jax.tree.unflatten(tree, [back(*each) for each in zip(values, done, at, strict=True)])
 
 
 def all_to_all(
@@ -124,18 +124,18 @@ def all_to_all(
     leaves, tree = jax.tree.flatten(x)
     values = [jnp.asarray(leaf) for leaf in leaves]
     fronts = [_split("all_to_all", use.n, v, split_axis, tiled) for v in values]
+    at = [_dimension("all_to_all", v.shape, concat_axis) for v in values]
     done = _exchange(use, fronts, use.n, use.n)
 
-    def back(v: jax.Array, front: jax.Array, y: jax.Array) -> jax.Array:
+    def back(v: jax.Array, front: jax.Array, y: jax.Array, at: int) -> jax.Array:
         y = y.reshape(front.shape)
         if not tiled:
-            return jnp.moveaxis(y[:, 0], 0, concat_axis)
-        split, at = split_axis % v.ndim, concat_axis % v.ndim
-        y = jnp.moveaxis(y, 1, split + 1)
+            return jnp.moveaxis(y[:, 0], 0, at)
+        y = jnp.moveaxis(y, 1, split_axis % v.ndim + 1)
         y = jnp.moveaxis(y, 0, at)
         return y.reshape(*y.shape[:at], y.shape[at] * y.shape[at + 1], *y.shape[at + 2 :])
 
-    done = [back(v, f, y) for v, f, y in zip(values, fronts, done, strict=True)]
+    done = [back(*each) for each in zip(values, fronts, done, at, strict=True)]
     return jax.tree.unflatten(tree, done)
 
 
@@ -351,7 +351,7 @@ def _split(name: str, n: int, v: jax.Array, dimension: int, tiled: bool) -> jax.
     """[n, k, rest...]: the dimension split over the ranks in front, its own part next."""
     if v.ndim == 0:
         raise DataError(f"collc.{name}: a scalar has no dimension to split over {n} ranks")
-    dimension = _dimension(name, v, dimension)
+    dimension = _dimension(name, v.shape, dimension)
     size = v.shape[dimension]
     if tiled and size % n:
         raise DataError(
@@ -367,7 +367,8 @@ def _split(name: str, n: int, v: jax.Array, dimension: int, tiled: bool) -> jax.
     return front.reshape(n, size // n, *front.shape[1:])
 
 
-def _dimension(name: str, v: jax.Array, dimension: int) -> int:
-    if not -v.ndim <= dimension < v.ndim:
-        raise DataError(f"collc.{name}: a value of shape {v.shape} has no dimension {dimension}")
-    return dimension % v.ndim
+def _dimension(name: str, shape: tuple[int, ...], dimension: int) -> int:
+    """The dimension counted from the front, or a DataError."""
+    if not isinstance(dimension, int) or not -len(shape) <= dimension < len(shape):
+        raise DataError(f"collc.{name}: a value of shape {shape} has no dimension {dimension}")
+    return dimension % len(shape)

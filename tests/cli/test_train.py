@@ -13,6 +13,7 @@ import pytest
 from collc.errors import CheckpointError
 
 FLAG = "--xla_force_host_platform_device_count"
+PATIENT = "--xla_cpu_collective_call_terminate_timeout_seconds=300"
 
 
 @pytest.fixture
@@ -70,10 +71,10 @@ def test_schedules_follow_the_mesh(trained):
 
 def test_devices_are_asked_for_and_other_flags_kept(trained, monkeypatch):
     trained("--mesh", "host=3,gpu=2")
-    assert os.environ["XLA_FLAGS"] == f"--xla_cpu_enable_fast_math=false {FLAG}=6"
+    assert os.environ["XLA_FLAGS"] == f"--xla_cpu_enable_fast_math=false {PATIENT} {FLAG}=6"
     monkeypatch.setenv("XLA_FLAGS", f"{FLAG}=16")
     trained()
-    assert os.environ["XLA_FLAGS"] == f"{FLAG}=16", "the user's own number stays"
+    assert os.environ["XLA_FLAGS"] == f"{FLAG}=16 {PATIENT}", "the user's own number stays"
 
 
 def test_platforms(trained, monkeypatch):
@@ -86,7 +87,7 @@ def test_platforms(trained, monkeypatch):
     trained()
     assert (os.environ["JAX_PLATFORMS"], os.environ["XLA_FLAGS"]) == ("cuda", "")
     trained("--platform", "cpu")
-    assert (os.environ["JAX_PLATFORMS"], os.environ["XLA_FLAGS"]) == ("cpu", f"{FLAG}=8")
+    assert (os.environ["JAX_PLATFORMS"], os.environ["XLA_FLAGS"]) == ("cpu", f"{PATIENT} {FLAG}=8")
     monkeypatch.delenv("JAX_PLATFORMS")
     monkeypatch.setenv("XLA_FLAGS", "")
     trained("--platform", "default")
