@@ -300,10 +300,11 @@ def _reduce(x: Any, on: On, op: str, accumulate: Any, wire: Any, specs: Any) -> 
     name = f"p{op}"
     size = sum(np.size(v) * jnp.result_type(v).itemsize for v in leaves)
     use = _use(name, "all_reduce", on, accumulate, wire, op=op, size=size)
-    if not any(isinstance(v, Tracer) for v in leaves):
+    constant = not any(isinstance(v, Tracer) for v in leaves)
+    if constant and (op not in ("sum", "mean") or all(jnp.result_type(v) != bool for v in leaves)):
         # As in lax: a constant of the program is not sent.
-        scale = {"sum": use.n, "mean": 1}.get(op, 1)
-        return jax.tree.map(lambda v: v * scale, x) if scale != 1 else x
+        scaled = {"sum": lambda v: v * use.n, "mean": lambda v: v * use.n / use.n}
+        return jax.tree.map(scaled[op], x) if op in scaled else x
     values = [jnp.asarray(v) for v in leaves]
     if op in ("sum", "mean"):
         values = [v.astype(jnp.int32) if v.dtype == bool else v for v in values]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 from jax import lax
 
 
@@ -22,6 +23,26 @@ class Loop:
 
 
 Lowering = Generator[Loop, Any, Any]
+
+
+def scoped(name: str, lowering: Lowering) -> Lowering:
+    """Names what a lowering does, its loops' bodies too.
+
+    A ``with`` around a ``yield`` would name what others do in the meantime.
+    """
+    value = None
+    while True:
+        with jax.named_scope(name):
+            try:
+                loop = lowering.send(value)
+            except StopIteration as stop:
+                return stop.value
+
+        def body(t: Any, carry: Any, loop: Loop = loop) -> Any:
+            with jax.named_scope(name):
+                return loop.body(t, carry)
+
+        value = yield Loop(loop.count, body, loop.carry)
 
 
 def together(parts: Sequence[Lowering]) -> Generator[Loop, Any, list[Any]]:

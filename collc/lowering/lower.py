@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from collc.language.algebra import Beside, Leaf, Schedule, Then
 from collc.language.expand import expand, relabelled
 from collc.lowering import native, orbits, tables
-from collc.lowering.loops import Lowering, run, together
+from collc.lowering.loops import Lowering, run, scoped, together
 from collc.lowering.ranks import Place
 from collc.lowering.wire import Wire
 
@@ -162,32 +162,35 @@ def _leaf(leaf: Leaf, part: _Part, xs: Values) -> Lowering:
     cut, kind = part.frame, leaf.facing
     place = Place(leaf, cut.sizes, part.op, part.wire)
     if not kind.scatters:
-        with jax.named_scope(f"collc/{leaf}"):
-            rows = [x.reshape(-1, *x.shape[len(cut.axes) + 1 :]) for x in xs]
-            chunks = _chunks(leaf, cut.sizes)
-            buffers = [r.reshape(chunks, -1, *r.shape[1:]) for r in rows]
-            done = yield from _engine(leaf, place, buffers, None)
-            return [y.reshape(x.shape) for x, y in zip(xs, done, strict=True)]
+        rows = [x.reshape(-1, *x.shape[len(cut.axes) + 1 :]) for x in xs]
+        chunks = _chunks(leaf, cut.sizes)
+        buffers = [r.reshape(chunks, -1, *r.shape[1:]) for r in rows]
+        done = yield from scoped(_scope(leaf), _engine(leaf, place, buffers, None))
+        return [y.reshape(x.shape) for x, y in zip(xs, done, strict=True)]
     dims = [cut.axes.index(a) for a in leaf.axes]
     shards = kind.before == "shard"
-    with jax.named_scope(f"collc/{leaf}"):
-        fronts = [jnp.moveaxis(x, dims, range(len(dims))) for x in xs]
-        rests = [f.shape[len(dims) :] for f in fronts]
-        buffers = [
-            f.reshape(*(() if shards else (place.n,)), *rest)
-            for f, rest in zip(fronts, rests, strict=True)
-        ]
-        spare = part.spare.pop(leaf.axes, None) if shards else None
-        if kind.after == "shard" and kind.before == "partial":
-            part.spare[leaf.axes] = buffers
-        done = yield from _engine(leaf, place, buffers, spare)
-        ends = kind.after == "shard"
-        whole = [1 if ends else cut.sizes[a] for a in leaf.axes]
-        (part.scattered.update if ends else part.scattered.difference_update)(leaf.axes)
-        return [
-            jnp.moveaxis(y.reshape(*whole, *rest), range(len(dims)), dims)
-            for y, rest in zip(done, rests, strict=True)
-        ]
+    fronts = [jnp.moveaxis(x, dims, range(len(dims))) for x in xs]
+    rests = [f.shape[len(dims) :] for f in fronts]
+    buffers = [
+        f.reshape(*(() if shards else (place.n,)), *rest)
+        for f, rest in zip(fronts, rests, strict=True)
+    ]
+    spare = part.spare.pop(leaf.axes, None) if shards else None
+    if kind.after == "shard" and kind.before == "partial":
+        part.spare[leaf.axes] = buffers
+    done = yield from scoped(_scope(leaf), _engine(leaf, place, buffers, spare))
+    ends = kind.after == "shard"
+    whole = [1 if ends else cut.sizes[a] for a in leaf.axes]
+    (part.scattered.update if ends else part.scattered.difference_update)(leaf.axes)
+    return [
+        jnp.moveaxis(y.reshape(*whole, *rest), range(len(dims)), dims)
+        for y, rest in zip(done, rests, strict=True)
+    ]
+
+
+def _scope(leaf: Leaf) -> str:
+    """What profilers show: ``collc/ring.all_gather/gpu``. XLA cuts names at an @."""
+    return f"collc/{replace(leaf, axes=())}/{','.join(leaf.axes)}"
 
 
 def _engine(leaf: Leaf, place: Place, buffers: Values, spare: Values | None) -> Lowering:

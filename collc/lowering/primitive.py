@@ -164,11 +164,7 @@ def _transpose(cts: Sequence[Any], *xs: Any, **params: Any) -> list[Any]:
             result[i] = ad.Zero(avals[i].to_tangent_aval())
     if not given:
         return result
-    # An all_gather only drops axes where the caller asked for it: then lax's cotangent is whole too,
-    # typed or not.
-    typed = params["drop"] and (
-        kind is KINDS["all_gather"] or set(axes) <= set(avals[given[0]].manual_axis_type.varying)
-    )
+    typed = params["drop"] and set(axes) <= set(avals[given[0]].manual_axis_type.varying)
     here = [cts[i] for i in given]
     if typed:
         # The output is one value for all ranks, so the cotangent arrives whole, and once.

@@ -105,8 +105,8 @@ def test_torus(mesh):
 
 
 def lines(text):
-    # What differs in length by the number of ranks is one line: source_target_pairs.
-    return len(text.splitlines())
+    """The number of instructions; without the tables of source lines, which depend on the caller's."""
+    return sum(" = " in line for line in text.splitlines())
 
 
 @pytest.mark.parametrize("name", ["ring.reduce_scatter", "ring.all_gather", "ring.all_reduce"])
