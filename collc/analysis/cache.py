@@ -13,6 +13,7 @@ from pathlib import Path
 from collc.analysis import proof as proof_module
 from collc.analysis import rounds as rounds_module
 from collc.analysis.proof import Proof
+from collc.language import ir, states
 from collc.language.ir import Program
 
 SMALL = 4096  # sends below which proving is quicker than reading a file
@@ -47,7 +48,7 @@ def folder() -> Path:
 def _rules() -> str:
     """A digest of the prover itself: another one does not believe this one's proofs."""
     h = hashlib.sha256()
-    for module in (proof_module, rounds_module):
+    for module in (proof_module, rounds_module, ir, states):
         h.update(Path(module.__file__ or "").read_bytes())
     return h.hexdigest()[:16]
 
@@ -59,10 +60,13 @@ def _path(digest: str) -> Path:
 def _read(digest: str) -> Proof | None:
     try:
         data = json.loads(_path(digest).read_text())
+        data |= {side: tuple(int(x) for x in data[side]) for side in ("sent", "received")}
         found = Proof(**{**data, "chunk": Fraction(data["chunk"])})
-        lists = (tuple(int(x) for x in side) for side in (found.sent, found.received))
-        sent, received = lists
-        return Proof(**{**asdict(found), "sent": sent, "received": received})
+        counts = (found.steps, found.rounds, found.depth)
+        flags = (found.consistent, found.narrow)
+        if not all(type(x) is int for x in counts) or not all(type(x) is bool for x in flags):
+            return None
+        return found
     except (OSError, ValueError, TypeError, KeyError):
         return None  # absent or damaged: prove again
 

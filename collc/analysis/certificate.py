@@ -3,8 +3,8 @@
 import functools
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import InitVar, dataclass
 from fractions import Fraction
 
 import numpy as np
@@ -12,9 +12,9 @@ import numpy as np
 from collc.analysis import cache
 from collc.analysis.bounds import Bounds, bounds
 from collc.analysis.proof import Proof, prove
-from collc.errors import MeshError, ProofError, nearest
+from collc.errors import MeshError, ProofError, ScheduleError, nearest
 from collc.language import states
-from collc.language.algebra import Beside, Leaf, Schedule, Then
+from collc.language.algebra import Beside, Leaf, Order, Schedule, Then
 from collc.language.expand import expand, permutation
 from collc.language.ir import Program
 
@@ -44,10 +44,10 @@ class Certificate:
     narrow: bool | None
     trusted: tuple[str, ...]
     digest: str
-    token: object = None
+    token: InitVar[object]
 
-    def __post_init__(self) -> None:
-        if self.token is not _TOKEN:
+    def __post_init__(self, token: object) -> None:
+        if token is not _TOKEN:
             raise ProofError("a certificate comes from collc.verify alone: call that.")
 
     @property
@@ -82,37 +82,49 @@ def verify(schedule: Schedule, /, *, n: int | None = None, **axis_sizes: int) ->
     >>> verify(ring.all_reduce, n=4).sent
     Fraction(3, 2)
     """
-    return _verify(schedule, tuple(_sizes(schedule, n, axis_sizes).items()), _sources(schedule))
+    if not isinstance(schedule, Schedule):
+        raise ScheduleError(f"verify takes a schedule, not {schedule!r}. See collc.parse.")
+    given = {**({} if n is None else {"n": n}), **axis_sizes}
+    if schedule.axes:
+        if n is not None and "n" not in schedule.axes:
+            raise MeshError(
+                f"{schedule} is placed on {', '.join(schedule.axes)}: n= has no meaning"
+            )
+        return certify(schedule, given)
+    if len(given) != 1:
+        raise MeshError(f"{schedule} is not placed on axes: say verify(..., n=8), or place it")
+    return certify(schedule, {"": next(iter(given.values()))})
 
 
-def _sources(schedule: Schedule) -> tuple[object, ...]:
-    # Schedules are equal by name; a file that was loaded again has other functions under it.
-    return tuple(leaf.steps for leaf in schedule.leaves())
+def certify(schedule: Schedule, sizes: Mapping[str, int]) -> Certificate:
+    """The certificate of a schedule on a mesh, whose axes may be more than the schedule's.
 
-
-def _sizes(schedule: Schedule, n: int | None, sizes: Mapping[str, int]) -> dict[str, int]:
-    for axis, size in {"n": n or 1, **sizes}.items():
+    The one axis of an unplaced schedule is "". Raises what ``verify`` does.
+    """
+    for axis, size in sizes.items():
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            raise MeshError(f"{axis}={size!r}: the size of an axis is a positive integer")
-    if not schedule.axes:
-        given = [s for s in (n, *sizes.values()) if s is not None]
-        if len(given) != 1:
-            raise MeshError(f"{schedule} is not placed on axes: say verify(..., n=8), or place it")
-        return {"": given[0]}
-    if n is not None:
-        raise MeshError(f"{schedule} is placed on {', '.join(schedule.axes)}: n= has no meaning")
-    for axis in schedule.axes:
+            raise MeshError(f"{axis or 'n'}={size!r}: the size of an axis is a positive integer")
+    axes = schedule.axes or ("",)
+    for axis in axes:
         if axis not in sizes:
             raise MeshError(
                 f"{schedule} is placed on axis {axis!r}, which has no size here. "
                 f"{nearest(axis, sizes)}"
             )
     # In mesh order, and no more than the schedule names: others are batch dimensions.
-    return {axis: size for axis, size in sizes.items() if axis in schedule.axes}
+    own = tuple((axis, size) for axis, size in sizes.items() if axis in axes)
+    return _certify(schedule, own, tuple(_sources(schedule)))
+
+
+def _sources(schedule: Schedule) -> Iterator[object]:
+    # Schedules are equal by name; a file that was loaded again has other functions under it.
+    for leaf in schedule.leaves():
+        yield leaf.steps
+        yield from (by.order.function for by in leaf.relabels if isinstance(by.order, Order))
 
 
 @functools.lru_cache(maxsize=1024)
-def _verify(
+def _certify(
     schedule: Schedule, sizes: tuple[tuple[str, int], ...], sources: tuple[object, ...]
 ) -> Certificate:
     size = dict(sizes)
@@ -132,12 +144,12 @@ def _verify(
         schedule=schedule,
         sizes=sizes,
         type=str(schedule.type),
-        steps=_steps(schedule.normal, size),
+        steps=_chain(schedule.normal, size, lambda p: p.steps if p else 1),
         rounds=sum(p.rounds for p in ours),
         sent=sent,
         received=received,
         bound=bounds(kind, math.prod(size.values())) if kind else None,
-        depth=None if trusted else _depth(schedule.normal, size),
+        depth=None if trusted else _chain(schedule.normal, size, lambda p: p.depth if p else 0),
         consistent=None if trusted else all(p.consistent for p in finals),
         narrow=None if trusted else all(p.narrow for p in finals),
         trusted=trusted,
@@ -218,27 +230,15 @@ def _weighed(
             held.update(after)
 
 
-def _steps(s: Schedule, size: Mapping[str, int]) -> int:
+def _chain(s: Schedule, size: Mapping[str, int], of: Callable[[Proof | None], int]) -> int:
+    """A count that adds up one after another, and of which the largest counts side by side."""
     match s:
         case Leaf():
-            proof = proof_of(s, size)
-            return proof.steps if proof else 1
+            return of(proof_of(s, size))
         case Then(parts=parts):
-            return sum(_steps(p, size) for p in parts)
+            return sum(_chain(p, size, of) for p in parts)
         case Beside(parts=parts):
-            return max(_steps(p, size) for p in parts)
-    raise TypeError(s)
-
-
-def _depth(s: Schedule, size: Mapping[str, int]) -> int:
-    match s:
-        case Leaf():
-            proof = proof_of(s, size)
-            return proof.depth if proof else 0
-        case Then(parts=parts):
-            return sum(_depth(p, size) for p in parts)
-        case Beside(parts=parts):
-            return max(_depth(p, size) for p in parts)
+            return max(_chain(p, size, of) for p in parts)
     raise TypeError(s)
 
 

@@ -9,10 +9,9 @@ from collc.language.ir import Ints, Program, Step
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """Sends of which no two share a source rank but not the destination, nor the other way round.
+    """Sends in which a rank sends to at most one rank and receives from at most one: one ``ppermute``.
 
-    Every rank sends to at most one rank and receives from at most one: one ``ppermute``. ``sends``
-    has the fields of its step, restricted; equal (source, destination) pairs travel together.
+    ``sends`` has the fields of its step, restricted; equal (source, destination) pairs travel together.
     """
 
     step: int
@@ -27,11 +26,6 @@ def rounds(program: Program) -> list[Round]:
         for colour in [colours(program, step)]
         for k in range(int(colour.max(initial=-1)) + 1)
     ]
-
-
-def count(program: Program) -> int:
-    """The number of rounds, without building them."""
-    return sum(int(colours(program, s).max(initial=-1)) + 1 for s in program.steps)
 
 
 def colours(program: Program, step: Step) -> Ints:

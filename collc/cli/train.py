@@ -141,8 +141,6 @@ def train(
     # What needs no jax comes first: jax reads its environment when it is imported or first used.
     words = {"model": model, "steps": steps, "batch": batch, "seq": seq, "lr": lr, "seed": seed}
     given: dict[str, Any] = {name: value for name, value in words.items() if value is not None}
-    if lr is not None and not (lr > 0 and math.isfinite(lr)):
-        raise DataError(f"--lr has to be a positive number, not {lr}")
     if mesh is not None:
         given["mesh"] = show_mesh(parse_mesh(mesh))
     schedules = parse_schedules(schedule or [])
@@ -200,8 +198,7 @@ def _config(
                 f"does not have. {nearest(axis, axes)}"
             )
     usual = {axis: "ring" if axis == axes[-1] else "tree" for axis in axes}
-    own = {axis: s for axis, s in plain.schedules.items() if axis in axes}
-    given["schedules"] = {**usual, **own, **schedules}
+    given["schedules"] = {**usual, **schedules}
     given["folder"] = run
     return configs.demo(**given) if demo else configs.TrainConfig(**given)
 

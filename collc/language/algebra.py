@@ -13,6 +13,7 @@ flat, and ``(a | b) >> (c | d)`` is ``(a >> c) | (b >> d)``.
 """
 
 import keyword
+import reprlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -58,12 +59,23 @@ class Relabel:
         """The new name of each rank, [n]. Raises ScheduleError where it is no permutation of n."""
         if self.shift is not None:
             return (ranks(n) + self.shift % n) % n
-        order = self.order(n) if isinstance(self.order, Order) else self.order
-        array = np.asarray(order)
-        if not np.array_equal(np.sort(array.reshape(-1)), ranks(n)):
+        order: Any = self.order
+        if isinstance(order, Order):
+            try:
+                order = order(n)
+            except Exception as e:
+                raise ScheduleError(
+                    f"{self}: {order.name}({n}) raised {type(e).__name__}: {e}"
+                ) from e
+        try:
+            array = np.asarray(order)
+        except ValueError:
+            array = np.asarray(None)
+        whole = array.shape == (n,) and np.issubdtype(array.dtype, np.integer)
+        if not whole or not np.array_equal(np.sort(array), ranks(n)):
             raise ScheduleError(
-                f"{self}: needs each of the ranks 0 to {n - 1} once, but the axis has n = {n} "
-                f"and the order is {array.tolist()}."
+                f"{self}: needs each of the ranks 0 to {n - 1} once, as n = {n} integers, but the "
+                f"order is {reprlib.repr(order)}."
             )
         return array.astype(np.int64)
 
@@ -200,10 +212,11 @@ class Leaf(Schedule):
 
     @property
     def key(self) -> Any:
-        identity = self.name or self.steps
+        # By name, so that what was read from text is equal to what was written; a schedule of the
+        # same name in another file is another.
         return (
             "leaf",
-            identity,
+            (self.name, self.file) if self.name else self.steps,
             self.kind.name,
             self.chunks,
             self.axes,

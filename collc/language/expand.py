@@ -73,10 +73,9 @@ def _run(
                     f"{where()}: still yielding after {most_steps(n)} steps. "
                     "A schedule has to end; check its loop."
                 )
-            merged = _merge(step, kind, chunks, n, free, where)
-            if merged.size:
+            made = replace(_merge(step, kind, chunks, n, free, where), line=line)
+            if made.size:
                 # Range before folding: folding would hide an index that NumPy wraps.
-                made = Step(*merged.arrays, line=line)
                 blank.check(made, len(done))
                 done.append(blank.folded(made))
     except (_IntegerChunk, KeyboardInterrupt):
@@ -94,15 +93,10 @@ def _run(
     return Program(name, kind, n, chunks, tuple(done), short)
 
 
-class _Merged:
-    def __init__(self, add: Any, chunk: Ints, src: Ints, dst: Ints) -> None:
-        self.arrays = (add, chunk, src, dst)
-        self.size = len(src)
-
-
 def _merge(
     step: Any, kind: Kind, chunks: int, n: int, free: bool, where: Callable[[], str]
-) -> _Merged:
+) -> Step:
+    """What was yielded, as one step; not checked yet."""
     moves = list(step) if isinstance(step, tuple | list) else [step]
     pairs = kind is KINDS["all_to_all"]
     columns: list[tuple[Any, Ints, Ints, Ints]] = []
@@ -139,8 +133,8 @@ def _merge(
         columns.append((np.full(len(src), move.add), chunk, src, dst))
     if not columns:
         empty = np.zeros(0, np.int64)
-        return _Merged(np.zeros(0, bool), empty, empty, empty)
-    return _Merged(*(np.concatenate(column) for column in zip(*columns, strict=True)))
+        return Step(np.zeros(0, bool), empty, empty, empty)
+    return Step(*(np.concatenate(column) for column in zip(*columns, strict=True)))
 
 
 def _short(file: str) -> str:

@@ -1,7 +1,7 @@
 """The decorators that turn a generator of steps into a schedule, and a function into a family."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar, overload
+from typing import Any, overload
 
 from collc.errors import ScheduleError
 from collc.language.algebra import Leaf, Order, Schedule, named
@@ -102,9 +102,6 @@ class Family:
 def show_literal(value: int | str) -> str:
     """The literal as it is printed: with double quotes, as everywhere in collc."""
     return f'"{value}"' if isinstance(value, str) and value.isidentifier() else repr(value)
-
-
-F = TypeVar("F", bound=Callable[..., Schedule])
 
 
 def family(function: Callable[..., Schedule]) -> Family:

@@ -17,6 +17,8 @@ def parse(source: str) -> Schedule:
     >>> str(parse('ring.all_reduce @ "gpu"'))
     'ring.all_reduce @ gpu'
     """
+    if not isinstance(source, str):
+        raise ScheduleError(f"parse takes text, not {source!r}")
     try:
         tree = ast.parse(source.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as e:

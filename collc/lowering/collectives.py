@@ -25,7 +25,7 @@ from jax import lax
 from jax.core import Tracer
 from jax.sharding import PartitionSpec
 
-from collc.analysis.certificate import Certificate, verify
+from collc.analysis.certificate import Certificate, certify
 from collc.errors import DataError, MeshError, PlanError, ScheduleError, nearest
 from collc.language.algebra import Leaf, Relabel, Schedule, map_leaves
 from collc.language.expand import permutation
@@ -40,17 +40,37 @@ On = Any  # None, an axis name, a tuple of them, a schedule or its text, or a pl
 
 
 def psum(
-    x: Any, schedule: On = None, *, accumulate: Any = None, wire: Any = None, specs: Any = None
+    x: Any,
+    schedule: On = None,
+    *,
+    accumulate: Any = None,
+    wire: Any = None,
+    specs: Any = None,
+    inconsistent: bool = False,
 ) -> Any:
-    """Sum over the ranks, as ``lax.psum``. ``specs``: the leaves' sharding over automatic axes."""
-    return _reduce(x, schedule, "sum", accumulate, wire, specs)
+    """Sum over the ranks, as ``lax.psum``.
+
+    ``specs``: the leaves' sharding over automatic axes, a pytree like x. ``inconsistent=True`` takes
+    a schedule whose replicas may differ in the last bit, for values that are not kept.
+    """
+    return _reduce(x, schedule, "sum", accumulate, wire, specs, inconsistent)
 
 
 def pmean(
-    x: Any, schedule: On = None, *, accumulate: Any = None, wire: Any = None, specs: Any = None
+    x: Any,
+    schedule: On = None,
+    *,
+    accumulate: Any = None,
+    wire: Any = None,
+    specs: Any = None,
+    inconsistent: bool = False,
 ) -> Any:
-    """Mean over the ranks, as ``lax.pmean``. ``specs``: the leaves' sharding over automatic axes."""
-    return _reduce(x, schedule, "mean", accumulate, wire, specs)
+    """Mean over the ranks, as ``lax.pmean``.
+
+    ``specs``: the leaves' sharding over automatic axes, a pytree like x. ``inconsistent=True`` takes
+    a schedule whose replicas may differ in the last bit, for values that are not kept.
+    """
+    return _reduce(x, schedule, "mean", accumulate, wire, specs, inconsistent)
 
 
 def pmax(x: Any, schedule: On = None, *, specs: Any = None) -> Any:
@@ -143,7 +163,9 @@ def pbroadcast(x: Any, schedule: On = None, source: int = 0, *, specs: Any = Non
     """Rank ``source``'s value on every rank, as ``lax.pbroadcast``."""
     use = _use("pbroadcast", "broadcast", schedule, source=source)
     leaves, tree = jax.tree.flatten(x)
-    return jax.tree.unflatten(tree, _whole(use, [jnp.asarray(v) for v in leaves], specs))
+    return jax.tree.unflatten(
+        tree, _whole(use, [jnp.asarray(v) for v in leaves], _specs(specs, tree))
+    )
 
 
 # ---- what all of them share -----------------------------------------------------------------------
@@ -186,9 +208,9 @@ def _use(
     op: str = "sum",
     drop: bool = True,
     source: int | None = None,
-    size: int | None = None,
+    inconsistent: bool = False,
 ) -> _Use:
-    schedule = _resolve(name, kind, on, size)
+    schedule = _resolve(name, kind, on)
     mesh = jax.sharding.get_abstract_mesh()
     for axis in schedule.axes:
         if axis not in mesh.axis_names:
@@ -210,8 +232,9 @@ def _use(
     sizes = {a: mesh.shape[a] for a in mesh.axis_names if a in schedule.axes}
     if source is not None:
         schedule = _from(schedule, source, sizes)
-    certificate = verify(schedule, **sizes)
-    _consistent(name, certificate, narrow=wire is not None or accumulate is not None)
+    certificate = certify(schedule, sizes)
+    if not inconsistent and op in ("sum", "mean"):  # the largest is the same in any order
+        _consistent(name, certificate, narrow=wire is not None or accumulate is not None)
     if wire is not None and certificate.trusted:
         raise ScheduleError(
             f"collc.{name}: wire= has no effect on {', '.join(certificate.trusted)}: XLA's own "
@@ -241,15 +264,15 @@ def _format(name: str, wire: Any) -> Wire:
     return Cast(_floating(name, "wire", wire))
 
 
-def _resolve(name: str, kind: str, on: On, size: int | None) -> Schedule:
+def _resolve(name: str, kind: str, on: On) -> Schedule:
     if isinstance(on, str) and not on.isidentifier():
         on = parse(on)
     if isinstance(on, Schedule):
         if not on.axes:
             raise ScheduleError(f'collc.{name}: place the schedule on an axis: {on} @ "axis"')
         return on
-    if hasattr(on, "schedule"):
-        return on.schedule(kind, None, size)  # type: ignore[union-attr]
+    if isinstance(on, context.Chooses):
+        return on.schedule(kind)
     plan = context.current()
     if plan is None:
         raise PlanError(
@@ -257,7 +280,7 @@ def _resolve(name: str, kind: str, on: On, size: int | None) -> Schedule:
             "pass a schedule or a plan."
         )
     axes = None if on is None else (on,) if isinstance(on, str) else tuple(on)
-    return plan.schedule(kind, axes, size)
+    return plan.schedule(kind, axes)
 
 
 def _from(schedule: Schedule, source: int, sizes: dict[str, int]) -> Schedule:
@@ -289,17 +312,18 @@ def _consistent(name: str, certificate: Certificate, narrow: bool) -> None:
         raise ScheduleError(
             f"collc.{name}: {certificate.schedule}: {how}the ranks add in different orders, so "
             "replicas may differ in the last bit and drift apart. Take a schedule whose certificate "
-            "says consistent: yes."
+            "says consistent: yes, or say inconsistent=True for a value that is not kept."
         )
 
 
-def _reduce(x: Any, on: On, op: str, accumulate: Any, wire: Any, specs: Any) -> Any:
+def _reduce(
+    x: Any, on: On, op: str, accumulate: Any, wire: Any, specs: Any, inconsistent: bool = False
+) -> Any:
     leaves, tree = jax.tree.flatten(x)
     if not leaves:
         return x
     name = f"p{op}"
-    size = sum(np.size(v) * jnp.result_type(v).itemsize for v in leaves)
-    use = _use(name, "all_reduce", on, accumulate, wire, op=op, size=size)
+    use = _use(name, "all_reduce", on, accumulate, wire, op=op, inconsistent=inconsistent)
     constant = not any(isinstance(v, Tracer) for v in leaves)
     if constant and (op not in ("sum", "mean") or all(jnp.result_type(v) != bool for v in leaves)):
         # As in lax: a constant of the program is not sent.
@@ -309,12 +333,28 @@ def _reduce(x: Any, on: On, op: str, accumulate: Any, wire: Any, specs: Any) -> 
     if op in ("sum", "mean"):
         values = [v.astype(jnp.int32) if v.dtype == bool else v for v in values]
     if op == "mean" and not all(jnp.issubdtype(v.dtype, jnp.inexact) for v in values):
-        sums = _reduce(jax.tree.unflatten(tree, values), on, "sum", accumulate, wire, specs)
+        sums = _reduce(
+            jax.tree.unflatten(tree, values), on, "sum", accumulate, wire, specs, inconsistent
+        )
         return jax.tree.map(lambda v: v / use.n, sums)
-    return jax.tree.unflatten(tree, _whole(use, values, specs))
+    return jax.tree.unflatten(tree, _whole(use, values, _specs(specs, tree)))
 
 
-def _whole(use: _Use, values: list[jax.Array], specs: Any) -> list[jax.Array]:
+def _specs(specs: Any, tree: Any) -> list[PartitionSpec | None] | None:
+    """The specs of the leaves of a pytree, from a pytree like it."""
+    if specs is None:
+        return None
+    leaves, found = jax.tree.flatten(
+        specs, is_leaf=lambda s: s is None or isinstance(s, PartitionSpec)
+    )
+    if found != tree:
+        raise DataError(f"specs= has to be a pytree like the value, {tree}, but it is {found}.")
+    return leaves
+
+
+def _whole(
+    use: _Use, values: list[jax.Array], specs: list[PartitionSpec | None] | None
+) -> list[jax.Array]:
     """Leaves in, leaves of the same shapes out."""
     if use.native:
         done = use.run([v.reshape(1) if v.ndim == 0 else v for v in values])
@@ -325,12 +365,7 @@ def _whole(use: _Use, values: list[jax.Array], specs: Any) -> list[jax.Array]:
             raise DataError("specs= has no effect here: no axis of the mesh is automatic. Drop it.")
         done = operands.flat([v.reshape(-1) for v in values], use.run)
         return [y.reshape(v.shape) for v, y in zip(values, done, strict=True)]
-    each: list[Any] = [None] * len(values)
-    if specs is not None:
-        is_spec = lambda s: s is None or isinstance(s, PartitionSpec)  # noqa: E731
-        each = jax.tree.leaves(specs, is_leaf=is_spec)
-        if len(each) != len(values):
-            raise DataError(f"specs: {len(each)} for {len(values)} leaves. Give one for each leaf.")
+    each = [None] * len(values) if specs is None else specs
     slots = use.slots.slots * use.slots.grain
     pairs = [operands.cut(v, s, auto, slots) for v, s in zip(values, each, strict=True)]
     done = use.run([x for x, _ in pairs])

@@ -6,19 +6,18 @@ A ``jax.make_user_context`` value: it takes part in jit's cache keys, so that an
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 
 from collc.language.algebra import Schedule
 
 
+@runtime_checkable
 class Chooses(Protocol):
     """What a plan is to the lowering: a choice of schedule for a collective on some of its axes."""
 
-    def schedule(
-        self, collective: str, axes: tuple[str, ...] | None = None, size: int | None = None
-    ) -> Schedule: ...
+    def schedule(self, collective: str, axes: tuple[str, ...] | None = None) -> Schedule: ...
 
 
 _current = jax.make_user_context(None)
@@ -26,7 +25,7 @@ _current = jax.make_user_context(None)
 
 def current() -> Chooses | None:
     """The plan of the step that is being traced, if any."""
-    return _current.value  # type: ignore[no-any-return]
+    return _current.value
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from collc.errors import DataError
+from collc.errors import DataError, nearest
 
 Run = Callable[[list[jax.Array]], list[jax.Array]]
 
@@ -67,6 +67,12 @@ def sharded_dims(
     counts = []
     for entry in entries:
         names = () if entry is None else entry if isinstance(entry, tuple) else (entry,)
+        for name in names:
+            if name not in mesh.axis_names:
+                raise DataError(
+                    f"specs: {spec} names axis {name!r}, which the mesh does not have. "
+                    f"{nearest(str(name), mesh.axis_names)}"
+                )
         counts.append(math.prod(auto.get(str(a), 1) for a in names))
     return counts
 

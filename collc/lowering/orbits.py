@@ -154,7 +154,6 @@ def blank(n: int, x: jax.Array) -> jax.Array:
 def _unrolled(place: Place, cells: _Cells, step: Messages) -> None:
     # Reads happen before writes, and in an all-to-all a cell's buffer is only ever read.
     held = {send.read: cells.read(send.read) for m in step for send in m.sends}
-    own = {s.write: cells.read(s.write) for m in step for s in m.sends if s.add}
     lossy = place.wire.lossy
     arrived: list[tuple[Send, Values]] = []
     for message in step:
@@ -168,6 +167,8 @@ def _unrolled(place: Place, cells: _Cells, step: Messages) -> None:
         for send, _ in arrived:
             if not send.add:
                 cells.write(send.read, place.kept(held[send.read]))
+    # After rounding: what a rank adds to is what it keeps.
+    own = {s.write: cells.read(s.write) for m in step for s in m.sends if s.add}
     for send, values in arrived:
         if send.add:
             own[send.write] = [

@@ -17,7 +17,7 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from collc.analysis.certificate import Certificate, verify
+from collc.analysis.certificate import Certificate, certify
 from collc.errors import ScheduleError
 from collc.language.algebra import Schedule
 from collc.language.expand import permutation
@@ -171,7 +171,7 @@ def _transpose(cts: Sequence[Any], *xs: Any, **params: Any) -> list[Any]:
         outs = [_from_replica(kind.name, ct, params) for ct in here]
     else:
         certificate = params["certificate"]
-        dual = verify(params["schedule"].reversed(), **dict(certificate.sizes))
+        dual = certify(params["schedule"].reversed(), dict(certificate.sizes))
         outs = collective_p.bind(
             *here,
             **{

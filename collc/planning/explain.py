@@ -1,18 +1,15 @@
 """A plan in words: what each collective does, what it costs at least, and what XLA would do."""
 
 import io
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
 from collc.analysis.certificate import share
-
-if TYPE_CHECKING:
-    from collc.planning.plan import Plan
+from collc.planning.plan import COLLECTIVES, Plan
 
 
-def explain(plan: "Plan") -> str:
+def explain(plan: Plan) -> str:
     """A table with a row for each collective, as plain text of at most 100 columns."""
     size = dict(plan.sizes)
     console = Console(width=100, no_color=True, record=True, file=io.StringIO())
@@ -29,16 +26,14 @@ def explain(plan: "Plan") -> str:
         "equal bits",
     ):
         table.add_column(column, justify="right" if column in _NUMBERS else "left")
-    certificates = {c: plan.certificate(c) for c in ("all_reduce", "reduce_scatter", "all_gather")}
-    certificates |= {c: plan.certificate(c) for c in ("all_to_all", "broadcast")}
+    certificates = {collective: plan.certificate(collective) for collective in COLLECTIVES}
     for collective, c in certificates.items():
-        native = c.sent is None
         table.add_row(
             collective,
             str(c.schedule),
             str(c.steps),
-            "-" if native and not c.rounds else str(c.rounds),
-            "-" if native or c.sent is None else share(c.sent),
+            str(c.rounds) if c.rounds or c.sent is not None else "-",
+            "-" if c.sent is None else share(c.sent),
             share(c.bound.sent) if c.bound else "-",
             "-" if c.depth is None else str(c.depth),
             {True: "yes", False: "no", None: "trusted"}[c.consistent],

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -9,7 +10,7 @@ from pathlib import Path
 
 from jax.sharding import AbstractMesh, Mesh
 
-from collc.analysis.certificate import Certificate, verify
+from collc.analysis.certificate import Certificate, certify
 from collc.errors import CollcError, MeshError, PlanError, nearest
 from collc.language.algebra import Schedule
 from collc.planning.agree import compare
@@ -39,19 +40,12 @@ class Plan:
     @property
     def ranks(self) -> int:
         """The number of ranks over all of the plan's axes."""
-        size = dict(self.sizes)
-        total = 1
-        for axis in self.axes:
-            total *= size[axis]
-        return total
+        return math.prod(n for axis, n in self.sizes if axis in self.axes)
 
-    def schedule(
-        self, collective: str, axes: Sequence[str] | None = None, size: int | None = None
-    ) -> Schedule:
+    def schedule(self, collective: str, axes: Sequence[str] | None = None) -> Schedule:
         """The schedule of a collective over all axes of the plan, or some of them.
 
-        ``size`` is the buffer's in bytes; this plan takes the same schedule for all sizes. Inner
-        axes scatter first and gather last. An axis whose schedule has no scatter form reduces at
+        Inner axes scatter first and gather last. An axis whose schedule has no scatter form reduces at
         its level; one that has no form of the collective at all takes XLA's own.
         """
         given = self.axes if axes is None else tuple(axes)
@@ -108,19 +102,31 @@ class Plan:
 
     def certificate(self, collective: str) -> Certificate:
         """The proof of a collective over all axes of the plan."""
-        return verify(self.schedule(collective), **dict(self.sizes))
+        return certify(self.schedule(collective), dict(self.sizes))
 
     @property
     def text(self) -> str:
-        """The plan's source, as ``save`` writes it: readable, and ``Plan.load`` takes it back."""
+        """The plan's source: readable, and ``Plan.load`` takes it back.
+
+        Raises PlanError where it could not, since a schedule is known by another name or by none.
+        """
         size = dict(self.sizes)
         lines = ["# A plan of collc: one schedule for each mesh axis.", "collc-plan 1"]
         lines += ["mesh " + " ".join(f"{axis}={n}" for axis, n in size.items())]
-        lines += [f"axis {axis} = {a.source}" for axis, a in self.algorithms]
+        lines += [
+            f"axis {axis} {_digest(a, axis, size)} = {a.source}" for axis, a in self.algorithms
+        ]
         for collective in COLLECTIVES:
-            certificate = self.certificate(collective)
-            lines.append(f"{collective} {certificate.digest} = {self.schedule(collective)}")
-        return "\n".join(lines) + "\n"
+            lines.append(f"{collective} = {self.schedule(collective)}")
+        text = "\n".join(lines) + "\n"
+        try:
+            _read(text, self.mesh, "its text")
+        except PlanError as e:
+            raise PlanError(
+                f"the plan cannot be saved: {e} Name its schedules by text, those of a file as "
+                "'path/to/file.py:name'."
+            ) from e
+        return text
 
     def __str__(self) -> str:
         mesh = ", ".join(f"{axis}={n}" for axis, n in self.sizes)
@@ -129,13 +135,6 @@ class Plan:
 
     def save(self, path: str | Path) -> None:
         """Writes the plan as text. Raises PlanError if ``load`` could not read it back."""
-        try:
-            read(self.text, self.mesh, str(path))
-        except PlanError as e:
-            raise PlanError(
-                f"the plan cannot be saved: {e} Name its schedules by text, those of a file as "
-                "'path/to/file.py:name'."
-            ) from e
         Path(path).write_text(self.text, encoding="utf-8")
 
     @staticmethod
@@ -145,7 +144,7 @@ class Plan:
             text = Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as e:
             raise PlanError(f"cannot read the plan {path}: {e}") from None
-        return read(text, mesh, str(path))
+        return _compared(_read(text, mesh, str(path)))
 
     def explain(self) -> str:
         """What the plan does for each collective, against its lower bound and against XLA's own."""
@@ -161,30 +160,46 @@ def plan(mesh: Mesh | AbstractMesh, axes: Mapping[str, str | Schedule]) -> Plan:
     for unknown names, MeshError for unknown axes, ProofError for a schedule that is not right.
     With several processes all make the same plans in the same order, and compare them here.
     """
+    return _compared(_make(mesh, axes))
+
+
+def _make(mesh: Mesh | AbstractMesh, axes: Mapping[str, str | Schedule]) -> Plan:
     if not isinstance(mesh, Mesh | AbstractMesh):
         raise MeshError(f"a plan is for a jax mesh, not {mesh!r}. See jax.make_mesh.")
-    if not axes:
+    if not isinstance(axes, Mapping) or not axes:
         raise PlanError('a plan needs a schedule for at least one axis, as in {"gpu": "ring"}')
     for axis in axes:
         if axis not in mesh.axis_names:
             raise MeshError(f"the mesh has no axis {axis!r}. {nearest(axis, mesh.axis_names)}")
     chosen = tuple((a, algorithm(axes[a])) for a in mesh.axis_names if a in axes)
     sizes = tuple((a, mesh.shape[a]) for a in mesh.axis_names)
-    draft = Plan(mesh, sizes, chosen, "")
-    digests = "".join(draft.certificate(c).digest for c in COLLECTIVES)
+    digests = [(axis, _digest(a, axis, dict(sizes))) for axis, a in chosen]
     digest = hashlib.sha256(f"{sizes} {digests}".encode()).hexdigest()[:16]
     made = Plan(mesh, sizes, chosen, digest)
-    compare("plans", {"plan": str(made), "digest": digest})
+    for collective in COLLECTIVES:
+        made.certificate(collective)
     return made
 
 
-def read(text: str, mesh: Mesh | AbstractMesh, path: str) -> Plan:
+def _compared(made: Plan) -> Plan:
+    compare("plans", {"plan": str(made), "digest": made.digest})
+    return made
+
+
+def _digest(own: Algorithm, axis: str, sizes: Mapping[str, int]) -> str:
+    """Of all that the algorithm's schedules do on an axis; each of them is proved on the way."""
+    each = [(c, certify(s @ axis, sizes).digest) for c, s in own.schedules]
+    return hashlib.sha256(str(each).encode()).hexdigest()[:16]
+
+
+def _read(text: str, mesh: Mesh | AbstractMesh, path: str) -> Plan:
     """The plan of a text, checked against what its schedules are now."""
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
     if not lines or lines[0].split() != ["collc-plan", "1"]:
         raise PlanError(f"{path} is no plan of collc: it has to begin with 'collc-plan 1'.")
     chosen: dict[str, str] = {}
-    digests: dict[str, tuple[str, str]] = {}
+    digests: dict[str, str] = {}
+    meanings: dict[str, str] = {}
     sizes: dict[str, int] = {}
     try:
         for line in lines[1:]:
@@ -192,14 +207,14 @@ def read(text: str, mesh: Mesh | AbstractMesh, path: str) -> Plan:
             if word == "mesh":
                 sizes = {a: int(n) for a, n in (pair.split("=") for pair in rest.split())}
             elif word == "axis":
-                axis, source = rest.split(" = ", 1)
-                chosen[axis] = source
+                left, source = rest.split(" = ", 1)
+                axis, digest = left.split()
+                chosen[axis], digests[axis] = source, digest
             elif word in COLLECTIVES:
-                digest, schedule = rest.split(" = ", 1)
-                digests[word] = digest, schedule
+                meanings[word] = rest.removeprefix("= ")
             else:
                 raise ValueError(word)
-        if set(digests) != set(COLLECTIVES):
+        if set(meanings) != set(COLLECTIVES):
             raise ValueError("it ends too early")
     except ValueError as e:
         raise PlanError(f"{path} is damaged ({e}). Make the plan again.") from None
@@ -207,16 +222,18 @@ def read(text: str, mesh: Mesh | AbstractMesh, path: str) -> Plan:
     if now != sizes:
         raise PlanError(f"{path} is for the mesh {_mesh(sizes)}, but this one is {_mesh(now)}.")
     try:
-        result = plan(mesh, chosen)
+        result = _make(mesh, chosen)
     except CollcError as e:
         raise PlanError(f"{path}: its schedules cannot be used any more: {e}") from e
-    for collective, (digest, schedule) in digests.items():
-        current = result.certificate(collective).digest
-        if current != digest:
+    for axis, own in result.algorithms:
+        current = _digest(own, axis, now)
+        if current != digests[axis]:
             raise PlanError(
-                f"{path}: {schedule} does something else today than when the plan was made (digest "
-                f"{digest} then, {current} now). Bring its file back, or make a new plan."
+                f"{path}: {chosen[axis]} does something else on {axis} today than when the plan was "
+                f"made (digest {digests[axis]} then, {current} now). Bring its file back, or make a "
+                "new plan."
             )
+    for collective, schedule in meanings.items():
         if str(result.schedule(collective)) != schedule:
             raise PlanError(
                 f"{path} is damaged, or of another version: {collective} is {schedule} there, but "

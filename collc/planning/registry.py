@@ -44,17 +44,17 @@ def algorithm(source: str | Schedule) -> Algorithm:
 def _collectives(module: str) -> Mapping[str, Schedule]:
     """A module's schedules by collective: those that bear its name, else the first of each kind."""
     here = contents(modules()[module])
+    own = {k: v for k, v in here.items() if isinstance(v, Schedule) and not v.axes}
     found: dict[str, Schedule] = {}
-    for value in here.values():
-        kind = None if isinstance(value, Family) else getattr(value, "collective", None)
-        if kind is not None and isinstance(value, Schedule):
-            found.setdefault(kind.name, value)
-    for name, value in here.items():
-        if name in KINDS and isinstance(value, Schedule):
-            found[name] = value
+    for schedule in own.values():
+        if (kind := schedule.collective) is not None:
+            found.setdefault(kind.name, schedule)
+    found |= {name: schedule for name, schedule in own.items() if name in KINDS}
     if not found:
+        families = [v.name for v in here.values() if isinstance(v, Family)]
         raise PlanError(
-            f"{module} has parameters: name it with them, as in "
-            f"{', '.join(f'{v.name}(...)' for v in here.values() if isinstance(v, Family))}."
+            f"{module} has no schedule for one axis"
+            + (f"; what it has takes parameters: {', '.join(families)}. " if families else ". ")
+            + "Pass a schedule that does not name its axes."
         )
     return found

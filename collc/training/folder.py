@@ -9,13 +9,11 @@ import difflib
 import json
 import shlex
 import sys
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from collc.errors import CheckpointError, DataError, PlanError
-from collc.planning.plan import Plan
 from collc.training import checkpoint
 from collc.training.checkpoint import Checkpoint, write_text
 from collc.training.config import CONFIG, TrainConfig, resumed
@@ -45,13 +43,6 @@ def resume_command(path: Path) -> str:
     return f"{shlex.quote(sys.executable)} -m collc train --resume {shlex.quote(str(path))}"
 
 
-def plan_text(plan: Plan) -> str:
-    """The text of a plan as `plan.save` writes it, digests included."""
-    with tempfile.TemporaryDirectory() as folder:
-        plan.save(Path(folder) / PLAN)
-        return (Path(folder) / PLAN).read_text(encoding="utf-8")
-
-
 def _fresh_path(demo: bool) -> Path:
     """A folder below runs/ named by the time, that does not exist yet."""
     name = f"runs/{'demo' if demo else 'train'}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -60,7 +51,7 @@ def _fresh_path(demo: bool) -> Path:
 
 
 def open_run(config: TrainConfig, plan: str, corpus: str) -> RunFolder:
-    """Make the folder of a fresh run, or check that of a resumed one. `plan` is `plan_text`,
+    """Make the folder of a fresh run, or check that of a resumed one. `plan` is its text,
     `corpus` its digest.
 
     Raises CheckpointError if a fresh run would write over another one or a resumed one would not be

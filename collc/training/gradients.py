@@ -16,7 +16,7 @@ from collc.lowering.collectives import pmean
 from collc.planning.plan import Plan
 from collc.training.kinds import Batch
 from collc.training.layouts import is_array
-from collc.training.modules import is_module
+from collc.training.modules import Modules, is_module
 from collc.training.step import Step
 
 
@@ -124,17 +124,16 @@ def metadata(grads: Any) -> Any:
 
     def spec(x: Any) -> Any:
         nonlocal found
+        names: Any = None
         if linen is not None and isinstance(x, linen.Partitioned):
-            names: Any = x.names
+            names = x.names
         elif boxed(x):
             data = x.get_metadata()
             keys = ("out_sharding", "sharding_names", "sharding")
             names = next((data[k] for k in keys if data.get(k)), None)
-        else:
-            return None
         found = found or names is not None
         one = PartitionSpec(*names) if names is not None else PartitionSpec()
-        return [one] * len(jax.tree.leaves(x))
+        return jax.tree.map(lambda _: one, x)
 
     specs = jax.tree.map(spec, grads, is_leaf=boxed)
     return specs if found else None
@@ -154,32 +153,18 @@ def _accumulated(
         name: [_split(name, x, k) if is_array(x) else None for x in leaves]
         for name, (leaves, _) in flat.items()
     }
-    modules = {name: x for name, x in values.items() if is_module(x)}
-    graph: Any = None
-    state: Any = None
-    if modules:
-        from flax import nnx
-
-        graph, state = nnx.split(modules)
+    modules = Modules(values)
 
     def one(state: Any, piece: dict[str, Any]) -> tuple[Any, Any, Any]:
-        own = dict(modules)
-        if modules:
-            from flax import nnx
-
-            own = nnx.merge(graph, state)
+        own = modules.merge(state)
         parts = {}
         for name, (leaves, tree) in flat.items():
             filled = [x if p is None else p for x, p in zip(leaves, piece[name], strict=True)]
             parts[name] = jax.tree.unflatten(tree, filled)
         out, grads = grad(*{**values, **own, **parts}.values())
-        if modules:
-            from flax import nnx
+        return modules.after(own), out, grads
 
-            state = nnx.split(own)[1]
-        return state, out, grads
-
-    _, out, grads = jax.eval_shape(one, state, jax.tree.map(lambda x: x[0], pieces))
+    _, out, grads = jax.eval_shape(one, modules.state, jax.tree.map(lambda x: x[0], pieces))
     loss = out[0] if has_aux else out
     wide = jax.tree.map(lambda x: jnp.zeros(x.shape, _wide(x.dtype)), (loss, grads))
 
@@ -190,11 +175,8 @@ def _accumulated(
         sums = jax.tree.map(lambda s, x: s + x.astype(s.dtype), sums, (loss, grads))
         return (state, sums), aux
 
-    (state, sums), aux = lax.scan(body, (state, wide), pieces, length=k)
-    if modules:
-        from flax import nnx
-
-        nnx.update(modules, state)
+    (state, sums), aux = lax.scan(body, (modules.state, wide), pieces, length=k)
+    modules.update(state)
     value, total = jax.tree.map(lambda s, x: (s / k).astype(x.dtype), sums, (loss, grads))
     return ((value, _joined(aux)) if has_aux else value), total
 

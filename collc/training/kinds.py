@@ -45,6 +45,10 @@ class Batch:
     value: Any
 
 
+def _is_ranked(x: Any) -> bool:
+    return isinstance(x, Ranked)
+
+
 def rank_axes(x: Any) -> tuple[str, ...] | None:
     """The axes of a Ranked node or of a ranked nnx.Variable; None for anything else."""
     if isinstance(x, Ranked):
@@ -80,6 +84,8 @@ def ranked(value: Any, plan: Plan, axes: Sequence[str] | None = None, *, of: Any
     if nnx is None or not isinstance(value, nnx.Pytree):
         if of is not None:
             raise StepError("ranked(of=...) selects variables of an nnx module; this is none.")
+        if any(isinstance(x, Ranked) for x in jax.tree.leaves(value, is_leaf=_is_ranked)):
+            raise StepError("ranked: the value is ranked already. Call it once.")
         return Ranked(jax.tree.map(spread, value), chosen)
     if of is None:
         raise StepError(
@@ -88,6 +94,10 @@ def ranked(value: Any, plan: Plan, axes: Sequence[str] | None = None, *, of: Any
     found = [v for _, v in nnx.iter_graph(value) if isinstance(v, of)]
     if not found:
         raise StepError(f"the module has no variable of type {of.__name__}")
+    if any(rank_axes(variable) for variable in found):
+        raise StepError(
+            f"ranked: variables of type {of.__name__} are ranked already. Call it once."
+        )
     for variable in found:
         variable.set_value(spread(variable.get_value()))
         variable.set_metadata(AXES, chosen)

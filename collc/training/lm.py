@@ -182,7 +182,7 @@ def train(
                 f"The mesh {config.mesh} has the axis {axis}, but no schedule was given for it. "
                 "Give it one; native is XLA's own."
             )
-    plan_text = folder.plan_text(plan)
+    plan_text = plan.text
     trainer = Trainer(config, mesh, plan, corpus)
     run = folder.open_run(config, plan_text, corpus.digest)
     report.opening(console, plan.explain(), run, config, corpus, trainer.parameters, mesh.size)

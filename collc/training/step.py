@@ -38,7 +38,9 @@ def schedule(
     """
     if not isinstance(plan, Plan):
         raise StepError(f"@collc.schedule takes a plan, not {plan!r}. See collc.plan.")
-    names = (batch,) if isinstance(batch, str) else tuple(batch)
+    names = (batch,) if isinstance(batch, str) else batch
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise StepError(f"batch= takes the name of an argument, or several, not {batch!r}")
 
     def decorate(step: Callable[Args, Result]) -> Step[Args, Result]:
         return Step(step, plan, names)
@@ -75,6 +77,10 @@ class Step(Generic[Args, Result]):
     def name(self) -> str:
         """The function's name, which messages begin with."""
         return getattr(self.function, "__name__", "step")
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """A decorated method is one of its object, as any function is."""
+        return self if instance is None else functools.partial(self, instance)
 
     def explain(self) -> str:
         """The plan, and what was noted when the step was last traced."""

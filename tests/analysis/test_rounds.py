@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collc.analysis.rounds import _bipartite, colours, count, rounds
+from collc.analysis.rounds import _bipartite, colours, rounds
 from collc.language.expand import expand
 from collc.language.ir import Program, Step, ranks
 from collc.language.parse import parse
@@ -47,7 +47,7 @@ def test_colours_are_proper_and_as_few_as_the_degree(case):
     (step,) = program.steps
     colour = colours(program, step)
     assert_proper(step.src, step.dst, colour)
-    assert int(colour.max(initial=-1)) + 1 == degree(step.src, step.dst) == count(program)
+    assert int(colour.max(initial=-1)) + 1 == degree(step.src, step.dst) == len(rounds(program))
     # Equal pairs travel in one message.
     by_pair = {}
     for pair in zip(step.src.tolist(), step.dst.tolist(), colour.tolist()):
@@ -80,7 +80,7 @@ def test_an_orbit_has_the_rounds_of_its_dense_form(name, n):
     program = expand(next(parse(name).leaves()), n)
     assert n == 1 or program.orbit
     dense = [program.dense(step) for step in program.steps]
-    assert count(program) == sum(int(colours(program, s).max()) + 1 for s in dense) == n - 1
+    assert len(rounds(program)) == sum(int(colours(program, s).max()) + 1 for s in dense) == n - 1
     for step in dense:
         assert_proper(step.src, step.dst, colours(program, step))
 
@@ -97,4 +97,4 @@ def test_servers_that_take_turns_are_all_busy():
     program = expand(next(parse(f"server.shards({n})").leaves()), n)
     for sends in (program.dense(r.sends) for r in rounds(program)):
         assert sorted(sends.src) == sorted(sends.dst) == ranks(n).tolist()
-    assert count(program) == 2 * (n - 1)
+    assert len(rounds(program)) == 2 * (n - 1)

@@ -56,7 +56,7 @@ def test_options(trained):
         *("--batch", "12", "--seq", "9", "--lr", "0.5", "--seed", "4", "--run", "somewhere"),
     )
     assert config.mesh == "gpu=2,host=3"
-    assert config.schedules == {"gpu": "tree", "host": "tree"}
+    assert config.schedules == {"gpu": "tree", "host": "ring"}
     assert (config.model, config.steps, config.batch, config.seq) == ("tiny", 7, 12, 9)
     assert (config.lr, config.seed, config.folder) == (0.5, 4, Path("somewhere"))
     assert not config.resume and not config.demo
@@ -137,8 +137,8 @@ def test_the_status_of_an_interrupted_run(trained):
         (("--schedule", "gpu=ring", "--schedule", "gpu=tree"), "twice"),
         (("--schedule", "gpuu=ring"), "Did you mean gpu?"),
         (("--mesh", "gpu=4", "--schedule", "host=tree"), "does not have"),
-        (("--lr", "0"), "--lr"),
-        (("--lr", "nan"), "--lr"),
+        (("--lr", "0"), "lr must be a positive number"),
+        (("--lr", "nan"), "lr must be a positive number"),
         (("--resume", "a", "--run", "b"), "Drop --run"),
         (("--resume", "a", "--demo"), "Drop --demo"),
         (("--resume", "no-such-folder"), "no-such-folder"),

@@ -13,9 +13,9 @@ from jax.sharding import PartitionSpec as P
 
 import collc
 from collc import language as cl
+from collc.analysis.certificate import verify
 from collc.analysis.reference import flatten
 from collc.analysis.rounds import colours
-from collc.analysis.certificate import verify
 from collc.errors import DataError, MeshError, PlanError, ScheduleError
 from collc.language.library import load
 from collc.language.parse import parse

@@ -50,7 +50,7 @@ def test_anything_else_is_one_schedule():
         ("ring.all_reduec", ScheduleError, r"Did you mean ring\.all_reduce"),
         ("ring.all_reduce @ gpu", PlanError, "is placed already"),
         ("ring.reduce_scatter >> ring.all_gather >> ring.all_reduce", ScheduleError, "replica"),
-        ("hierarchical", PlanError, "has parameters"),
+        ("hierarchical", PlanError, "takes parameters"),
         ("missing.py:mine", ScheduleError, r"there is no schedule file missing\.py"),
         ("", ScheduleError, "cannot read the schedule"),
         (None, PlanError, "an axis takes the name of a schedule or a schedule, not None"),
