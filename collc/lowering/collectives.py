@@ -241,7 +241,7 @@ def _use(
             "collectives send values as they are. Drop it, or take a schedule of collc's."
         )
     dtype = None if accumulate is None else _floating(name, "accumulate", accumulate)
-    return _Use(certificate, op, dtype, _format(name, wire), drop)
+    return _Use(certificate, op, dtype, _format(name, wire), drop and not inconsistent)
 
 
 def _floating(name: str, what: str, dtype: Any) -> str:
