@@ -57,7 +57,7 @@ _HOME = {
     "schedule": "collc.training.step",
 }
 
-__all__ = sorted(_HOME)
+__all__ = list(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:

@@ -7,6 +7,7 @@ whole step, so that runs differing only in the order of their sums would drift a
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -63,7 +64,9 @@ class Attention(nnx.Module):
     """Causal self-attention, [batch, time, width] to the same."""
 
     def __init__(self, config: Config, *, rngs: nnx.Rngs):
-        linear = dict(use_bias=False, dtype=config.dtype, param_dtype=config.param_dtype, rngs=rngs)
+        linear: dict[str, Any] = dict(
+            use_bias=False, dtype=config.dtype, param_dtype=config.param_dtype, rngs=rngs
+        )
         self.heads = config.heads
         self.qkv = nnx.Linear(config.width, 3 * config.width, **linear)
         self.out = nnx.Linear(
@@ -85,7 +88,9 @@ class FeedForward(nnx.Module):
     """Two layers with a squared ReLU (So et al. 2021) between, [..., width] to the same."""
 
     def __init__(self, config: Config, *, rngs: nnx.Rngs):
-        linear = dict(use_bias=False, dtype=config.dtype, param_dtype=config.param_dtype, rngs=rngs)
+        linear: dict[str, Any] = dict(
+            use_bias=False, dtype=config.dtype, param_dtype=config.param_dtype, rngs=rngs
+        )
         inner = config.feed_forward * config.width
         self.up = nnx.Linear(config.width, inner, **linear)
         self.down = nnx.Linear(inner, config.width, kernel_init=nnx.initializers.zeros, **linear)
@@ -98,7 +103,7 @@ class Block(nnx.Module):
     """x + attention(norm(x)), then x + feed_forward(norm(x))."""
 
     def __init__(self, config: Config, *, rngs: nnx.Rngs):
-        norm = dict(dtype=jnp.float32, param_dtype=config.param_dtype, rngs=rngs)
+        norm: dict[str, Any] = dict(dtype=jnp.float32, param_dtype=config.param_dtype, rngs=rngs)
         self.attention_norm = nnx.RMSNorm(config.width, **norm)
         self.attention = Attention(config, rngs=rngs)
         self.feed_forward_norm = nnx.RMSNorm(config.width, **norm)
@@ -116,8 +121,9 @@ class Transformer(nnx.Module):
     """
 
     def __init__(self, config: Config, *, rngs: nnx.Rngs):
-        width, stored = config.width, dict(param_dtype=config.param_dtype, rngs=rngs)
-        table = dict(dtype=config.dtype, **stored)
+        width = config.width
+        stored: dict[str, Any] = dict(param_dtype=config.param_dtype, rngs=rngs)
+        table: dict[str, Any] = dict(dtype=config.dtype, **stored)
         normal, zeros = nnx.initializers.normal(1.0), nnx.initializers.zeros
         self.embed = nnx.Embed(VOCABULARY, width, embedding_init=normal, **table)
         self.blocks = nnx.List([Block(config, rngs=rngs) for _ in range(config.layers)])

@@ -191,7 +191,7 @@ class Leaf(Schedule):
     kind: Kind
     steps: Callable[[int], Any] | None
     chunks: int | None = None
-    axes: Axes = ()  # pyright: ignore[reportIncompatibleVariableOverride]
+    axes: Axes = ()
     relabels: tuple[Relabel, ...] = ()
     dual: bool = False
     file: str = ""
@@ -226,11 +226,16 @@ class Leaf(Schedule):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Then(Schedule):
-    """``a >> b >> c``."""
+class Several(Schedule):
+    """What ``>>`` and ``|`` have in common."""
 
     parts: tuple[Schedule, ...]
     name: str | None = None
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Then(Several):
+    """``a >> b >> c``."""
 
     def __post_init__(self) -> None:
         _alike(self, ">>")
@@ -239,11 +244,8 @@ class Then(Schedule):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Beside(Schedule):
+class Beside(Several):
     """``a | b | c``."""
-
-    parts: tuple[Schedule, ...]
-    name: str | None = None
 
     def __post_init__(self) -> None:
         _alike(self, "|")
@@ -297,9 +299,9 @@ def show_axes(axes: Axes) -> str:
     return axes[0] if len(axes) == 1 else f"({', '.join(axes)})"
 
 
-def _parts(schedule: Schedule, cls: type) -> tuple[Schedule, ...]:
+def _parts(schedule: Schedule, cls: type[Several]) -> tuple[Schedule, ...]:
     # A name is worth keeping in print, so a named part stays whole; the normal form flattens it.
-    return schedule.parts if isinstance(schedule, cls) and not schedule.name else (schedule,)  # type: ignore[attr-defined]
+    return schedule.parts if isinstance(schedule, cls) and not schedule.name else (schedule,)
 
 
 def _alike(schedule: Then | Beside, operator: str) -> None:
@@ -333,8 +335,8 @@ def _normal(s: Schedule) -> Schedule:
     raise TypeError(f"not a schedule: {s!r}")
 
 
-def _flat(s: Schedule, cls: type) -> tuple[Schedule, ...]:
-    return s.parts if isinstance(s, cls) else (s,)  # type: ignore[attr-defined]
+def _flat(s: Schedule, cls: type[Several]) -> tuple[Schedule, ...]:
+    return s.parts if isinstance(s, cls) else (s,)
 
 
 def _then(parts: list[Schedule]) -> Schedule:

@@ -134,7 +134,8 @@ def _merge(
     if not columns:
         empty = np.zeros(0, np.int64)
         return Step(np.zeros(0, bool), empty, empty, empty)
-    return Step(*(np.concatenate(column) for column in zip(*columns, strict=True)))
+    add, chunk, src, dst = (np.concatenate(column) for column in zip(*columns, strict=True))
+    return Step(add, chunk, src, dst)
 
 
 def _short(file: str) -> str:

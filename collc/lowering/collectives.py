@@ -9,8 +9,10 @@ They run inside ``jax.shard_map``, on any pytree. The schedule may be
 Shapes, dtypes and the order of chunks are those of the lax namesake, and so are derivatives.
 ``accumulate``: the floating-point dtype in which sums of narrower leaves are kept; they still travel
 as they are. ``wire``: the dtype in which wider floating-point leaves travel. Other leaves, integers
-too, are summed and sent in their own dtype. Raises MeshError for axes that are not manual here, DataError for shapes and dtypes
-that cannot work, ScheduleError or ProofError for the schedule.
+too, are summed and sent in their own dtype.
+
+Raises MeshError for axes that are not manual here, DataError for shapes and dtypes that cannot
+work, ScheduleError or ProofError for the schedule.
 """
 
 import math
@@ -316,6 +318,10 @@ def _consistent(name: str, certificate: Certificate, narrow: bool) -> None:
         )
 
 
+def _is_bool(x: Any) -> bool:
+    return jnp.issubdtype(jnp.result_type(x), jnp.bool_)
+
+
 def _reduce(
     x: Any, on: On, op: str, accumulate: Any, wire: Any, specs: Any, inconsistent: bool = False
 ) -> Any:
@@ -325,7 +331,7 @@ def _reduce(
     name = f"p{op}"
     use = _use(name, "all_reduce", on, accumulate, wire, op=op, inconsistent=inconsistent)
     constant = not any(isinstance(v, Tracer) for v in leaves)
-    if constant and (op not in ("sum", "mean") or all(jnp.result_type(v) != bool for v in leaves)):
+    if constant and (op not in ("sum", "mean") or not any(map(_is_bool, leaves))):
         # As in lax: a constant of the program is not sent.
         scaled = {"sum": lambda v: v * use.n, "mean": lambda v: v * use.n / use.n}
         return jax.tree.map(scaled[op], x) if op in scaled else x

@@ -48,7 +48,7 @@ def frame(schedule: Schedule, sizes: Mapping[str, int]) -> Frame:
 def linear(schedule: Schedule, sizes: Mapping[str, int]) -> tuple[str, ...]:
     """The schedule's axes in the order in which its ranks are numbered.
 
-    Tuple order, as in lax, where all is placed on one tuple; else mesh order, which is that of ``sizes``.
+    Tuple order, as in lax, where all is placed on one tuple; else mesh order, that of ``sizes``.
     """
     alike = {leaf.axes for leaf in schedule.leaves()}
     return next(iter(alike)) if len(alike) == 1 else tuple(a for a in sizes if a in schedule.axes)

@@ -42,8 +42,8 @@ def bind(
     """Binds the primitive for operands [s, ...] of one dtype each.
 
     ``op``: "sum", "mean", "max" or "min". ``accumulate``: the dtype in which sums of narrower
-    floating-point operands are kept, the operand's own by default. ``drop``: whether a replicated output is typed so, as ``psum``'s is
-    and ``all_gather``'s is not.
+    floating-point operands are kept, the operand's own by default. ``drop``: whether a replicated
+    output is typed so, as ``psum``'s is and ``all_gather``'s is not.
     """
     schedule = certificate.schedule
     kind = schedule.collective

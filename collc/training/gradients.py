@@ -76,7 +76,7 @@ def value_and_grad(
             call = inspect.BoundArguments(signature, here)
             return loss_fn(*call.args, **call.kwargs)
 
-        grad_of = (nnx or jax).value_and_grad  # type: ignore[union-attr]
+        grad_of = (nnx or jax).value_and_grad
         grad = grad_of(local, argnums=argnums, has_aux=has_aux)
         if microbatches == 1:
             out, grads = grad(*values.values())

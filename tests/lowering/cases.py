@@ -56,6 +56,27 @@ def on_ranks(
     return jax.shard_map(local, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=check_vma)
 
 
+def run(
+    body: Callable[..., Any], *xs: Any, sizes: Mapping[str, int], check_vma: bool = False
+) -> Any:
+    """What ``body`` makes of arrays [mesh..., ...] on a mesh of these sizes."""
+    return quick(on_ranks(body, mesh_of(sizes), check_vma=check_vma))(*xs)
+
+
+def trace(body: Callable[..., Any], *xs: Any, sizes: Mapping[str, int]) -> Any:
+    """The shapes of what ``run`` returns; nothing is compiled."""
+    return jax.eval_shape(on_ranks(body, mesh_of(sizes)), *xs)
+
+
+def equal(ours: Any, theirs: Any) -> None:
+    """Pytrees of equal structure, shapes, dtypes and values."""
+    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        a, b = np.asarray(a), np.asarray(b)
+        assert (a.shape, a.dtype) == (b.shape, b.dtype)
+        np.testing.assert_array_equal(a.astype(np.complex128), b.astype(np.complex128))
+
+
 @functools.cache
 def _cheap() -> dict[str, Any]:
     """Options under which XLA:CPU compiles three times as fast, of those that this version has."""
@@ -108,9 +129,7 @@ def grouped(x: np.ndarray, axes: tuple[str, ...], order: tuple[str, ...]) -> np.
     return x.reshape(*map(math.prod, lead), *x.shape[k:])
 
 
-def ungrouped(
-    x: np.ndarray, sizes: Mapping[str, int], order: tuple[str, ...]
-) -> np.ndarray:
+def ungrouped(x: np.ndarray, sizes: Mapping[str, int], order: tuple[str, ...]) -> np.ndarray:
     """The way back."""
     others = [a for a in sizes if a not in order]
     now = [*others, *order]
@@ -217,7 +236,9 @@ def compare(kind: str, op: str, root: int, x: np.ndarray, y: np.ndarray) -> None
         assert ys.dtype == xs.dtype
         assert ys.shape == want.shape, (ys.shape, want.shape)
         np.testing.assert_array_equal(
-            ys[held].astype(np.float64), want[held].astype(np.float64), f"{op} of {xs.dtype} {xs.shape}"
+            ys[held].astype(np.float64),
+            want[held].astype(np.float64),
+            f"{op} of {xs.dtype} {xs.shape}",
         )
 
 

@@ -102,7 +102,7 @@ def test_one_axis(name, n):
     cases.check(ONE[name][0] @ "x", {"x": n}, wide=ONE[name][1] and n in FEW)
 
 
-# ---- composites on meshes ---------------------------------------------------------------------------
+# ---- composites on meshes -----------------------------------------------------------------------
 
 TWO = ({"a": 2, "b": 2}, {"a": 2, "b": 4}, {"a": 3, "b": 5}, {"a": 8, "b": 2}, {"a": 1, "b": 6})
 THREE = ({"a": 2, "b": 2, "c": 2}, {"a": 2, "b": 3, "c": 2}, {"a": 4, "b": 2, "c": 2})
@@ -121,13 +121,15 @@ ON_TWO = (
     "ring.reduce_scatter @ a >> ring.reduce_scatter @ b",
     "ring.reduce_scatter @ b >> ring.reduce_scatter @ a",
     "native.reduce_scatter @ a >> ring.reduce_scatter @ b",
-    "ring.reduce_scatter @ a >> ring.reduce_scatter @ b | ring.reduce_scatter @ b >> ring.reduce_scatter @ a",
+    "ring.reduce_scatter @ a >> ring.reduce_scatter @ b"
+    " | ring.reduce_scatter @ b >> ring.reduce_scatter @ a",
     "ring.all_gather @ a >> ring.all_gather @ b",
     "ring.all_gather @ b >> (ring.all_gather | ring.all_gather.relabel(shift=1)) @ a",
     "ring.all_gather @ a >> native.all_gather @ b",
     "pairwise.all_to_all @ a >> pairwise.all_to_all @ b",
     "pairwise.all_to_all @ b >> native.all_to_all @ a",
-    "pairwise.all_to_all @ a >> pairwise.all_to_all @ b | pairwise.all_to_all @ b >> pairwise.all_to_all @ a",
+    "pairwise.all_to_all @ a >> pairwise.all_to_all @ b"
+    " | pairwise.all_to_all @ b >> pairwise.all_to_all @ a",
     "tree.broadcast @ a >> server.pull @ b",
     "tree.broadcast.relabel(shift=1) @ b >> native.broadcast @ a",
     "tree.reduce @ a >> server.push.relabel(shift=1) @ b",
@@ -152,7 +154,8 @@ ON_TWO = (
     "pairwise.all_to_all @ a",
 )
 ON_THREE = (
-    "ring.reduce_scatter @ c >> ring.reduce_scatter @ b >> tree.all_reduce @ a >> ring.all_gather @ b >> ring.all_gather @ c",
+    "ring.reduce_scatter @ c >> ring.reduce_scatter @ b >> tree.all_reduce @ a"
+    " >> ring.all_gather @ b >> ring.all_gather @ c",
     "ring.reduce_scatter @ (c, a) >> tree.double_all_reduce @ b >> ring.all_gather @ (c, a)",
     "ring.reduce_scatter @ (c, a) >> ring.reduce_scatter @ b",
     "ring.all_gather @ b >> ring.all_gather @ (c, a)",
@@ -175,14 +178,17 @@ def on_meshes() -> Iterator[tuple[str, dict[str, int]]]:
     for names, meshes in (((*placed, *ON_TWO), TWO), (ON_THREE, THREE)):
         for i, name in enumerate(names):
             # Every schedule on two meshes, of which one is even, so that no mesh is left out.
-            for sizes in {str(m): m for m in (meshes[i % 2], meshes[2 + i % (len(meshes) - 2)])}.values():
+            for sizes in {
+                str(m): m for m in (meshes[i % 2], meshes[2 + i % (len(meshes) - 2)])
+            }.values():
                 yield name, sizes
     for name in placed:  # the third axis is a batch dimension
         yield name, THREE[0]
 
 
 @pytest.mark.parametrize(
-    "name, sizes", [pytest.param(*case, id=f"{case[0]}-{list(case[1].values())}") for case in on_meshes()]
+    "name, sizes",
+    [pytest.param(*case, id=f"{case[0]}-{list(case[1].values())}") for case in on_meshes()],
 )
 def test_meshes(name, sizes):
     schedule = parse(name)
@@ -191,7 +197,7 @@ def test_meshes(name, sizes):
     cases.check(schedule, sizes, tuples.pop() if len(tuples) == 1 else None, wide=False)
 
 
-# ---- the namesakes ----------------------------------------------------------------------------------
+# ---- the namesakes ------------------------------------------------------------------------------
 
 NAMESAKES = {
     ("all_reduce", "sum"): lax.psum,
@@ -199,7 +205,9 @@ NAMESAKES = {
     ("all_reduce", "min"): lax.pmin,
     ("reduce_scatter", "sum"): functools.partial(lax.psum_scatter, tiled=True),
     ("all_gather", "sum"): functools.partial(lax.all_gather, tiled=True),
-    ("all_to_all", "sum"): functools.partial(lax.all_to_all, split_axis=0, concat_axis=0, tiled=True),
+    ("all_to_all", "sum"): functools.partial(
+        lax.all_to_all, split_axis=0, concat_axis=0, tiled=True
+    ),
 }
 
 
@@ -215,15 +223,24 @@ def test_lax_itself(sizes, axes):
     n = int(np.prod([sizes[a] for a in order]))
     groups = int(np.prod([*sizes.values()])) // n
     data = {
-        (kind, op, dtype, p): np.stack([
-            cases.tell_tale(kind, op, dtype, n, (n * p if kind in ("reduce_scatter", "all_to_all") else p,), g)
-            for g in range(groups)
-        ])
+        (kind, op, dtype, p): np.stack(
+            [
+                cases.tell_tale(
+                    kind,
+                    op,
+                    dtype,
+                    n,
+                    (n * p if kind in ("reduce_scatter", "all_to_all") else p,),
+                    g,
+                )
+                for g in range(groups)
+            ]
+        )
         for kind, op in NAMESAKES
         for dtype in cases.DTYPES
         for p in (0, 1, n + 2)
         if p or kind not in ("reduce_scatter", "all_gather")  # lax refuses to move nothing
-    }  # fmt: skip
+    }
 
     def body(*xs):
         return [NAMESAKES[kind, op](x, axes) for (kind, op, _, _), x in zip(data, xs, strict=True)]

@@ -21,7 +21,10 @@ A2A, BC = "pairwise.all_to_all @ x", "tree.broadcast @ x"
 # Ours and lax's, on a rank's [8, 3].
 PAIRS = {
     "psum": (lambda x: collc.psum(x, AR), lambda x: lax.psum(x, "x")),
-    "psum_tree": (lambda x: collc.psum(x, "tree.double_all_reduce @ x"), lambda x: lax.psum(x, "x")),
+    "psum_tree": (
+        lambda x: collc.psum(x, "tree.double_all_reduce @ x"),
+        lambda x: lax.psum(x, "x"),
+    ),
     "psum_native": (lambda x: collc.psum(x, "native.all_reduce @ x"), lambda x: lax.psum(x, "x")),
     "pmean": (lambda x: collc.pmean(x, AR), lambda x: lax.pmean(x, "x")),
     "psum_scatter": (
@@ -42,8 +45,11 @@ PAIRS = {
         lambda x: collc.all_to_all(x, A2A, 0, 1, tiled=True),
         lambda x: lax.all_to_all(x, "x", 0, 1, tiled=True),
     ),
-    "all_to_all_0": (lambda x: collc.all_to_all(x[:4], A2A), lambda x: lax.all_to_all(x[:4], "x", 0, 0)),
-}  # fmt: skip
+    "all_to_all_0": (
+        lambda x: collc.all_to_all(x[:4], A2A),
+        lambda x: lax.all_to_all(x[:4], "x", 0, 0),
+    ),
+}
 
 
 def broadcast_by_sum(x, source):
@@ -59,7 +65,11 @@ def on_x(f, check_vma):
 
     return cases.quick(
         jax.shard_map(
-            body, mesh=cases.mesh_of({"x": N}), in_specs=P("x"), out_specs=P("x"), check_vma=check_vma
+            body,
+            mesh=cases.mesh_of({"x": N}),
+            in_specs=P("x"),
+            out_specs=P("x"),
+            check_vma=check_vma,
         )
     )
 
@@ -138,7 +148,9 @@ def test_pbroadcast(name, source, check_vma):
 
 
 @pytest.mark.parametrize("check_vma, each", [(True, 1), (False, 8)])
-@pytest.mark.parametrize("name", ["ring.all_reduce @ x", "tree.all_reduce @ x", "native.all_reduce @ x"])
+@pytest.mark.parametrize(
+    "name", ["ring.all_reduce @ x", "tree.all_reduce @ x", "native.all_reduce @ x"]
+)
 def test_the_gradient_of_psum(name, check_vma, each):
     """1 where the result is typed as one value for all ranks; else as many as there are ranks."""
 
@@ -189,7 +201,9 @@ def test_several_leaves(check_vma):
                 jax.grad(total, 1)(x, b),
                 jax.vmap(total, (0, None))(jnp.stack([x, -x]), b),
                 jax.vmap(total, (None, 0))(x, x),
-                jax.vmap(jax.grad(total, (0, 1)), (2, 1))(jnp.stack([x, -x], 2), jnp.stack([b, b], 1)),
+                jax.vmap(jax.grad(total, (0, 1)), (2, 1))(
+                    jnp.stack([x, -x], 2), jnp.stack([b, b], 1)
+                ),
             )
 
         return on_x(value, check_vma)
@@ -207,22 +221,30 @@ def test_two_axes(check_vma):
 
     def f(g):
         def body(x):
-            return jax.value_and_grad(lambda x: jnp.sum(jnp.sin(g(x)) * (1 + lax.axis_index("b"))))(x)[1]
+            return jax.value_and_grad(lambda x: jnp.sum(jnp.sin(g(x)) * (1 + lax.axis_index("b"))))(
+                x
+            )[1]
 
         spec = P(("a", "b"))
-        return cases.quick(jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=check_vma))
+        return cases.quick(
+            jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=check_vma)
+        )
 
     equal(f(lambda x: collc.psum(x, text))(x), f(lambda x: lax.psum(x, ("a", "b")))(x))
     equal(f(lambda x: collc.psum(x, "ring.all_reduce @ b"))(x), f(lambda x: lax.psum(x, "b"))(x))
     for order in (("a", "b"), ("b", "a")):
-        ours = f(lambda x, o=order: collc.all_gather(x, f"ring.all_gather @ ({', '.join(o)})", to="invarying"))
+        ours = f(
+            lambda x, o=order: collc.all_gather(
+                x, f"ring.all_gather @ ({', '.join(o)})", to="invarying"
+            )
+        )
         # Without types to= means nothing; jax 0.10 differs there, 0.12 does not.
         to = {"to": "invarying"} if check_vma else {}
         theirs = f(lambda x, o=order, to=to: lax.all_gather(x, o, **to))
         equal(ours(x), theirs(x))
 
 
-# ---- types ----------------------------------------------------------------------------------------
+# ---- types --------------------------------------------------------------------------------------
 
 
 def typed(f, out_specs, check_vma=True):
@@ -273,7 +295,7 @@ def test_an_axis_that_is_not_reduced_stays():
         jax.eval_shape(f, numbers(3))
 
 
-# ---- jaxprs ---------------------------------------------------------------------------------------
+# ---- jaxprs -------------------------------------------------------------------------------------
 
 
 def equations(jaxpr):
@@ -307,13 +329,22 @@ def test_one_equation_with_the_name():
 @pytest.mark.parametrize(
     "f, dual",
     [
-        (lambda x: collc.psum(x, "tree.all_reduce @ x"), ("all_reduce", "(tree.all_reduce @ x).reversed()")),
-        (lambda x: collc.psum_scatter(x, RS, tiled=True), ("all_gather", "(ring.reduce_scatter @ x).reversed()")),
+        (
+            lambda x: collc.psum(x, "tree.all_reduce @ x"),
+            ("all_reduce", "(tree.all_reduce @ x).reversed()"),
+        ),
+        (
+            lambda x: collc.psum_scatter(x, RS, tiled=True),
+            ("all_gather", "(ring.reduce_scatter @ x).reversed()"),
+        ),
         (lambda x: collc.all_gather(x, AG), ("reduce_scatter", "(ring.all_gather @ x).reversed()")),
-        (lambda x: collc.all_to_all(x, A2A, tiled=True), ("all_to_all", "(pairwise.all_to_all @ x).reversed()")),
+        (
+            lambda x: collc.all_to_all(x, A2A, tiled=True),
+            ("all_to_all", "(pairwise.all_to_all @ x).reversed()"),
+        ),
         (lambda x: collc.pbroadcast(x, BC), ("reduce", "(tree.broadcast @ x).reversed()")),
     ],
-)  # fmt: skip
+)
 def test_the_transpose_is_the_dual(f, dual):
     _, back = collectives(lambda x: jax.grad(lambda x: f(x).sum())(x[0])[None])
     kind, text = dual

@@ -28,9 +28,18 @@ TORUS = (
 EXPLICIT = [
     (f"{name} @ x", {"x": n})
     for name in (
-        "ring.all_reduce", "ring.reduce_scatter", "ring.all_gather", "ring.all_reduce.reversed()",
-        "tree.reduce", "tree.broadcast", "tree.all_reduce", "tree.double_all_reduce",
-        "tree.all_reduce.relabel(shift=2)", "server.star", "server.shards(3)", "pairwise.all_to_all",
+        "ring.all_reduce",
+        "ring.reduce_scatter",
+        "ring.all_gather",
+        "ring.all_reduce.reversed()",
+        "tree.reduce",
+        "tree.broadcast",
+        "tree.all_reduce",
+        "tree.double_all_reduce",
+        "tree.all_reduce.relabel(shift=2)",
+        "server.star",
+        "server.shards(3)",
+        "pairwise.all_to_all",
         "ring.all_reduce.relabel(order=(1, 0, 2, 3, 4, 5, 6, 7))",
     )
     for n in (8, 5)
@@ -41,8 +50,11 @@ EXPLICIT = [
     ("ring.reduce_scatter @ a >> ring.reduce_scatter @ b", {"a": 2, "b": 3}),
     ("ring.all_reduce @ (b, a)", {"a": 2, "b": 3}),
     ("tree.all_reduce @ a", {"a": 3, "b": 2}),
-    ("ring.reduce_scatter @ c >> tree.all_reduce @ (b, a) >> ring.all_gather @ c", {"a": 2, "b": 2, "c": 2}),
-]  # fmt: skip
+    (
+        "ring.reduce_scatter @ c >> tree.all_reduce @ (b, a) >> ring.all_gather @ c",
+        {"a": 2, "b": 2, "c": 2},
+    ),
+]
 
 
 def hlo(body, sizes, *shapes, dtype=jnp.float32):
@@ -81,7 +93,9 @@ def test_rounds_and_bytes(name, sizes):
     assert Fraction(sent(found, int(np.prod([*sizes.values()]))), 4 * size) == certificate.sent
 
 
-@pytest.mark.parametrize("name", ["zoo.one_shot", "zoo.doubling", "zoo.direct", "zoo.chain", "zoo.gather"])
+@pytest.mark.parametrize(
+    "name", ["zoo.one_shot", "zoo.doubling", "zoo.direct", "zoo.chain", "zoo.gather"]
+)
 @pytest.mark.parametrize("n", [8, 5])
 def test_rounds_of_other_shapes_of_step(name, n):
     schedule = getattr(zoo, name[4:]) @ "x"
@@ -117,7 +131,9 @@ def test_a_ring_does_not_grow(name):
 
 def bodies(text):
     """The number of while loops, and the permutes written in the whole text."""
-    return len(re.findall(r"= .* while\(", text)), len(re.findall(r" collective-permute(?:-start)?\(", text))
+    return len(re.findall(r"= .* while\(", text)), len(
+        re.findall(r" collective-permute(?:-start)?\(", text)
+    )
 
 
 def test_a_two_way_ring_shares_its_loops():
@@ -160,6 +176,9 @@ def test_nothing_is_sent_for_nothing():
 )
 def test_native_is_lax(ours, lax_s):
     def shown(f):
-        return [(c.kind, c.dtypes, c.bytes, c.groups, c.count) for c in parse_hlo(hlo(f, {"x": 8}, (16,)))]
+        return [
+            (c.kind, c.dtypes, c.bytes, c.groups, c.count)
+            for c in parse_hlo(hlo(f, {"x": 8}, (16,)))
+        ]
 
     assert shown(ours) == shown(lax_s) != []

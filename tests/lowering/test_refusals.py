@@ -1,0 +1,158 @@
+"""What the public functions refuse, and how they say it."""
+
+import functools
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import collc
+from collc.errors import DataError, MeshError, PlanError, ScheduleError
+from collc.language.library import load
+from collc.language.parse import parse
+
+cases = load(Path(__file__).parent / "cases.py")
+zoo = load(Path(__file__).parents[1] / "zoo.py")
+
+N = 4
+AR, RS, AG = "ring.all_reduce @ x", "ring.reduce_scatter @ x", "ring.all_gather @ x"
+A2A, BC = "pairwise.all_to_all @ x", "tree.broadcast @ x"
+
+equal = cases.equal
+run = functools.partial(cases.run, sizes={"x": N})
+trace = functools.partial(cases.trace, sizes={"x": N})
+
+
+@pytest.mark.parametrize(
+    "error, words, body",
+    [
+        (
+            MeshError,
+            "collc.psum: ring.all_reduce @ xx is placed on 'xx'.*Did you mean x?",
+            lambda x: collc.psum(x, "ring.all_reduce @ xx"),
+        ),
+        (
+            ScheduleError,
+            "collc.psum: place the schedule on an axis: ring.all_reduce @",
+            lambda x: collc.psum(x, parse("ring.all_reduce")),
+        ),
+        (
+            ScheduleError,
+            "collc.psum needs partial -> replica.*ring.reduce_scatter @ x is",
+            lambda x: collc.psum(x, RS),
+        ),
+        (
+            ScheduleError,
+            "collc.all_gather needs shard -> replica",
+            lambda x: collc.all_gather(x, AR),
+        ),
+        (
+            ScheduleError,
+            "no schedule 'ring.al_reduce'. Did you mean ring.all_reduce",
+            lambda x: collc.psum(x, "ring.al_reduce @ x"),
+        ),
+        (PlanError, "collc.psum: no plan here", lambda x: collc.psum(x)),
+        (PlanError, "collc.psum: no plan here", lambda x: collc.psum(x, "x")),
+        (
+            DataError,
+            r"collc.psum_scatter: dimension 0 of shape \(6,\) does not divide over 4 ranks. Pad it to 8",
+            lambda x: collc.psum_scatter(x, RS, tiled=True),
+        ),
+        (
+            DataError,
+            r"dimension 0 of shape \(6,\) has to be 4, one for each rank; or say tiled=True",
+            lambda x: collc.psum_scatter(x, RS),
+        ),
+        (
+            DataError,
+            r"collc.all_to_all: dimension 0 of shape \(6,\)",
+            lambda x: collc.all_to_all(x, A2A, tiled=True),
+        ),
+        (
+            DataError,
+            "collc.psum_scatter: a scalar has no dimension to split over 4 ranks",
+            lambda x: collc.psum_scatter(x[0], RS),
+        ),
+        (DataError, "collc.all_to_all: a scalar", lambda x: collc.all_to_all(x[0], A2A)),
+        (
+            DataError,
+            r"collc.all_gather: a value of shape \(\) has no dimension 0",
+            lambda x: collc.all_gather(x[0], AG, tiled=True),
+        ),
+        (
+            DataError,
+            r"collc.all_gather: a value of shape \(4, 6\) has no dimension 2",
+            lambda x: collc.all_gather(x, AG, axis=2),
+        ),
+        (
+            DataError,
+            r"collc.psum_scatter: a value of shape \(6,\) has no dimension 1",
+            lambda x: collc.psum_scatter(x, RS, scatter_dimension=1),
+        ),
+        (
+            DataError,
+            r"collc.all_to_all: a value of shape \(4,\) has no dimension -2",
+            lambda x: collc.all_to_all(x[:4], A2A, 0, -2),
+        ),
+        (
+            DataError,
+            "all_gather: to is 'varying' or 'invarying', not 'same'",
+            lambda x: collc.all_gather(x, AG, to="same"),
+        ),
+        (
+            DataError,
+            "source is one of the ranks 0 to 3, not 4",
+            lambda x: collc.pbroadcast(x, BC, source=4),
+        ),
+        (
+            DataError,
+            "source is one of the ranks 0 to 3, not -1",
+            lambda x: collc.pbroadcast(x, BC, source=-1),
+        ),
+        (
+            DataError,
+            "source is one of the ranks 0 to 3, not 0.0",
+            lambda x: collc.pbroadcast(x, BC, source=0.0),
+        ),
+        (DataError, "specs= has no effect here", lambda x: collc.psum(x, AR, specs=P())),
+        (
+            DataError,
+            "accumulate= takes a floating-point dtype, not 'int32'",
+            lambda x: collc.psum(x, AR, accumulate="int32"),
+        ),
+        (
+            DataError,
+            "wire= takes a floating-point dtype, not 'bf17'",
+            lambda x: collc.psum(x, AR, wire="bf17"),
+        ),
+        (
+            ScheduleError,
+            "wire= has no effect on native.all_reduce",
+            lambda x: collc.psum(x, "native.all_reduce @ x", wire="bfloat16"),
+        ),
+    ],
+)
+def test_refusals(error, words, body):
+    with pytest.raises(error, match=words):
+        trace(body, jnp.zeros((N, 6)))
+
+
+def test_outside_of_shard_map():
+    with pytest.raises(MeshError, match=r"It runs inside jax.shard_map"):
+        collc.psum(jnp.ones(3), AR)
+
+
+def test_an_axis_that_is_not_manual():
+    mesh = cases.mesh_of({"x": 2, "y": 2})
+    f = jax.shard_map(
+        lambda x: collc.psum(x, "ring.all_reduce @ y"),
+        mesh=mesh,
+        in_specs=P("x"),
+        out_specs=P("x"),
+        axis_names={"x"},
+        check_vma=False,
+    )
+    with pytest.raises(MeshError, match=r"'y' is an automatic axis here. Name it in axis_names="):
+        jax.eval_shape(f, jnp.ones(4))
