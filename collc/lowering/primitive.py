@@ -18,7 +18,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from collc.analysis.certificate import Certificate, certify
-from collc.errors import ScheduleError
+from collc.errors import MeshError, ScheduleError
 from collc.language.algebra import Schedule
 from collc.language.expand import permutation
 from collc.language.states import KINDS, REPLICA, ROOT
@@ -221,7 +221,12 @@ def _is_root(params: dict[str, Any]) -> jax.Array:
 # ---- batching -------------------------------------------------------------------------------------
 
 
-def _batch(xs: Sequence[Any], dims: Sequence[Any], **params: Any) -> Any:
+def _batch(vmapped: Any, xs: Sequence[Any], dims: Sequence[Any], **params: Any) -> Any:
+    if vmapped.name in params["axes"]:
+        raise MeshError(
+            f"{params['schedule']}: vmap has an axis {vmapped.name!r} here, which hides the mesh's. "
+            "Give vmap's axis_name another name."
+        )
     moved = [x if d is None else jnp.moveaxis(x, d, 1) for x, d in zip(xs, dims, strict=True)]
     outs = collective_p.bind(*moved, **params)
     return outs, [d if d is None else 1 for d in dims]
@@ -231,5 +236,5 @@ collective_p.def_impl(_impl)
 collective_p.def_abstract_eval(_abstract)
 ad.primitive_jvps[collective_p] = _jvp
 ad.primitive_transposes[collective_p] = _transpose
-batching.primitive_batchers[collective_p] = _batch
+batching.fancy_primitive_batchers[collective_p] = _batch
 mlir.register_lowering(collective_p, mlir.lower_fun(_code, multiple_results=True))

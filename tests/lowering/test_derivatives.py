@@ -10,6 +10,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import collc
+from collc.errors import MeshError
 from collc.language.library import load
 
 cases = load(Path(__file__).parent / "cases.py")
@@ -356,3 +357,9 @@ def test_typed_reductions_need_no_transpose():
     """Under check_vma the cotangent of a sum arrives whole: nothing is sent for it."""
     found = collectives(lambda x: jax.grad(lambda x: collc.psum(x, AR).sum())(x), check_vma=True)
     assert len(found) == 1
+
+
+def test_a_vmap_axis_that_hides_the_mesh_s_is_refused():
+    f = jax.vmap(lambda u: collc.psum(u, "ring.all_reduce @ x"), axis_name="x")
+    with pytest.raises(MeshError, match="vmap has an axis 'x' here, which hides the mesh's"):
+        jax.eval_shape(typed(f, P("x"), check_vma=False), numbers(2))
