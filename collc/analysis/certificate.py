@@ -11,12 +11,14 @@ import numpy as np
 
 from collc.analysis import cache
 from collc.analysis.bounds import Bounds, bounds
+from collc.analysis.mesh import MOST_RANKS
 from collc.analysis.proof import Proof, prove
 from collc.errors import MeshError, ProofError, ScheduleError, nearest
 from collc.language import states
 from collc.language.algebra import Beside, Leaf, Order, Schedule, Then
 from collc.language.expand import expand, permutation
-from collc.language.ir import Program
+from collc.language.foreign import shown
+from collc.language.ir import Program, integer
 
 _TOKEN = object()
 
@@ -59,10 +61,15 @@ class Certificate:
 
     def __str__(self) -> str:
         mesh = " ".join(f"{axis}={n}" if axis else f"n={n}" for axis, n in self.sizes)
-        count = f"{self.steps} steps, {self.rounds} rounds"
+        count = f"{counted(self.steps, 'step')}, {counted(self.rounds, 'round')}"
         sent = f", at most {share(self.sent)} sent by a rank" if self.sent is not None else ""
         trusted = f", trusted: {', '.join(self.trusted)}" if self.trusted else ""
         return f"{self.schedule}  : {self.type}\n  {mesh}   {count}{sent}{trusted}"
+
+
+def counted(count: int, what: str) -> str:
+    """``1 step``, ``2 steps``."""
+    return f"{count} {what}{'s' * (count != 1)}"
 
 
 def share(fraction: Fraction) -> str:
@@ -76,14 +83,15 @@ def verify(schedule: Schedule, /, *, n: int | None = None, **axis_sizes: int) ->
     """Proves the schedule on axes of these sizes; an unplaced one takes ``n`` or any one axis.
 
     Raises ProofError with the schedule, axis size, step, ranks, chunk and source line, MeshError
-    where an axis has no size, ScheduleError where the schedule is not well formed.
+    where an axis has no size or there are more than 65,536 ranks, ScheduleError where the schedule
+    is not well formed.
 
     >>> import collc.schedules.ring as ring
     >>> verify(ring.all_reduce, n=4).sent
     Fraction(3, 2)
     """
     if not isinstance(schedule, Schedule):
-        raise ScheduleError(f"verify takes a schedule, not {schedule!r}. See collc.parse.")
+        raise ScheduleError(f"verify takes a schedule, not {shown(schedule)}. See collc.parse.")
     given = {**({} if n is None else {"n": n}), **axis_sizes}
     if schedule.axes:
         if n is not None and "n" not in schedule.axes:
@@ -101,9 +109,14 @@ def certify(schedule: Schedule, sizes: Mapping[str, int]) -> Certificate:
 
     The one axis of an unplaced schedule is "". Raises what ``verify`` does.
     """
-    for axis, size in sizes.items():
-        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            raise MeshError(f"{axis or 'n'}={size!r}: the size of an axis is a positive integer")
+    given, sizes = sizes, {}
+    for axis, size in given.items():
+        whole = integer(size)
+        if whole is None or whole < 1:
+            raise MeshError(
+                f"{axis or 'n'}={shown(size)}: the size of an axis is a positive integer"
+            )
+        sizes[axis] = whole
     axes = schedule.axes or ("",)
     for axis in axes:
         if axis not in sizes:
@@ -113,6 +126,12 @@ def certify(schedule: Schedule, sizes: Mapping[str, int]) -> Certificate:
             )
     # In mesh order, and no more than the schedule names: others are batch dimensions.
     own = tuple((axis, size) for axis, size in sizes.items() if axis in axes)
+    count = math.prod(size for _, size in own)
+    if count > MOST_RANKS:
+        raise MeshError(
+            f"{schedule}: {count:,} ranks are more than the {MOST_RANKS:,} that can be proved. "
+            "Choose smaller axes."
+        )
     return _certify(schedule, own, tuple(_sources(schedule)))
 
 

@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping
 
 from collc.errors import MeshError
+from collc.language.algebra import is_axis
 
 MOST_RANKS = 1 << 16  # of a whole mesh: beyond that a proof is a matter of hours, not of a prompt
 
@@ -21,8 +22,9 @@ def parse_mesh(text: str) -> dict[str, int]:
         if not equals or not axis:
             found = f"{part.strip()!r}, which is not an axis with its size" if part else "nothing"
             raise _bad_mesh(text, f"found {found}")
-        if not axis.isidentifier():
-            raise _bad_mesh(text, f"{axis!r} cannot name an axis: letters, digits and _ can")
+        if not is_axis(axis):
+            why = "letters, digits and _ can, but no word of Python's own"
+            raise _bad_mesh(text, f"{axis!r} cannot name an axis: {why}")
         if axis == "n":
             raise _bad_mesh(text, "n is the number of ranks of any axis; give the axis a name")
         if axis in mesh:

@@ -89,6 +89,9 @@ def collc(
 
 def main() -> None:
     """The console script. Leaves with 0, 1 (an error), 2 (wrong usage), 130 (Ctrl-C)."""
+    # Closed by the shell: written to all the same, by print and by libraries.
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # never fail over a letter
@@ -96,3 +99,8 @@ def main() -> None:
         app(prog_name="collc")
     except KeyboardInterrupt:
         os._exit(common.INTERRUPTED)
+    except SystemExit as e:
+        if any(thread.is_alive() for thread in common.left_behind):
+            sys.stderr.flush()
+            os._exit(e.code if isinstance(e.code, int) else 0)
+        raise

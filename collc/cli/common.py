@@ -1,5 +1,6 @@
 """What the commands share: options, the mesh, the time limit, printing, and errors."""
 
+import faulthandler
 import functools
 import json
 import os
@@ -10,7 +11,7 @@ import textwrap
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from types import FrameType
 from typing import Annotated, Any, ParamSpec
 
@@ -20,6 +21,7 @@ from rich.text import Text
 
 from collc.errors import CollcError, MeshError, ScheduleError
 from collc.language.algebra import Schedule
+from collc.language.foreign import said
 
 SECONDS = 60.0
 INTERRUPTED, PIPE_CLOSED = 130, 141  # 128 + the signal, as shells have it
@@ -30,7 +32,7 @@ Named = Annotated[
     str,
     typer.Argument(
         metavar="SCHEDULE",
-        help="A name (ring.all_reduce), an expression, or path/to/file.py:name.",
+        help="A name (ring.all_reduce), an expression, or either after path/to/file.py:",
         show_default=False,
     ),
 ]
@@ -73,31 +75,42 @@ def placed(schedule: Schedule, mesh: Mapping[str, int], source: str) -> Schedule
     axis = list(mesh)[-1]
     if len(mesh) == 1:
         return schedule @ axis
-    if ".py:" in source:
-        name = source.rpartition(":")[2]
-        how = f'In the file, write for example: {name}_on_{axis} = {name} @ "{axis}"'
-    else:
-        how = f'Say for example: "{schedule @ axis}"'
+    path, colon, text = source.rpartition(".py:")
+    one = f"{path}{colon}{text if text.isidentifier() else f'({text})'} @ {axis}"
     raise MeshError(
-        f"{schedule} is not placed on an axis, and the mesh has several: {', '.join(mesh)}. {how}"
+        f"{schedule} is not placed on an axis, and the mesh has several: {', '.join(mesh)}. "
+        f'Say for example: "{one if colon else schedule @ axis}"'
     )
 
 
-# ---- the time limit -----------------------------------------------------------------------------
+# ---- code of schedule files ---------------------------------------------------------------------
+
+left_behind: list[threading.Thread] = []  # threads of schedule files, which nobody waits for
 
 
-class _Stop(BaseException):
-    """The time is over, for code that catches every Exception."""
+class _Stop(KeyboardInterrupt):
+    """The time is over, for code that catches every Exception; nothing of ours does catch it."""
 
 
 @contextmanager
-def time_limit(seconds: float) -> Iterator[None]:
-    """Raises ScheduleError in the block after ``seconds``: files are code, and code may never end.
+def files_run(seconds: float) -> Iterator[None]:
+    """The block runs code of files: for no longer than ``seconds``, and it prints to stderr.
 
-    Code that catches that is stopped half a second later by what is no Exception, and if it
-    catches that too, the process ends. Where there are no alarms (off the main thread, on
-    Windows) there is no limit.
+    Then ScheduleError is raised in the block. Code that catches that is stopped half a second
+    later by what is no Exception; if it catches that too, or never comes back from C, the process
+    ends.
     """
+    before = threading.enumerate()
+    try:
+        with redirect_stdout(sys.stderr), _time_limit(seconds):
+            yield
+    finally:
+        left_behind.extend(t for t in threading.enumerate() if t not in before and not t.daemon)
+
+
+@contextmanager
+def _time_limit(seconds: float) -> Iterator[None]:
+    """Where there are no alarms (off the main thread, on Windows) there is no limit."""
     if (
         not hasattr(signal, "setitimer")
         or threading.current_thread() is not threading.main_thread()
@@ -108,25 +121,33 @@ def time_limit(seconds: float) -> Iterator[None]:
         f"stopped after {seconds:g} s, still at work. Look for a loop that never ends, "
         "or allow more time with --timeout"
     )
-    alarms = 0
+    asked = False
 
     def stop(number: int, frame: FrameType | None) -> None:
-        nonlocal alarms
-        alarms += 1
-        if alarms == 1:
-            raise ScheduleError(message)
-        if alarms < 5:
+        nonlocal asked
+        if asked:
             raise _Stop
+        asked = True
+        raise ScheduleError(message)
+
+    def end() -> None:
         print(f"error: {message}", file=sys.stderr, flush=True)
         os._exit(1)
 
     old = signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, seconds, 0.5)
+    last = threading.Timer(seconds + 2, end)
+    last.daemon = True
+    last.start()
+    # C code that does not let go of the interpreter stops that thread too, but not this one.
+    faulthandler.dump_traceback_later(seconds + 4, exit=True, file=2)
     try:
         yield
     except _Stop:
         raise ScheduleError(message) from None
     finally:
+        faulthandler.cancel_dump_traceback_later()
+        last.cancel()
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, old)
 
@@ -140,6 +161,7 @@ class Output(Console):
     def __init__(self) -> None:
         free = not sys.stdout.isatty() and "COLUMNS" not in os.environ
         super().__init__(highlight=False, width=10_000 if free else None)
+        self.width = max(self.width, 40)  # below that a table has no room for a letter
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
@@ -218,20 +240,23 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
             sys.stdout.flush()
         except CollcError as e:
             raise _fail("error", str(e), debug) from None
-        except KeyboardInterrupt:
-            raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:
             silence()
             raise typer.Exit(PIPE_CLOSED) from None
+        except OSError as e:
+            silence()  # a disk that is full would be complained of once more at exit
+            what = f"{e.strerror or said(e)}{f': {e.filename}' if e.filename else ''}"
+            raise _fail("error", f"the system refused to read or write: {what}", debug) from None
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
         except MemoryError:
             message = "there is not enough memory for that many ranks. Choose a smaller mesh."
             raise _fail("error", message, debug) from None
         except Exception as e:
             if type(e).__module__.split(".")[0] in ("typer", "click"):
                 raise
-            what = f"{type(e).__name__}: {e}".rstrip(": ")
             again = "" if debug else " Rerun with --debug to see where."
-            raise _fail("internal error", f"{what}.{again}", debug) from None
+            raise _fail("internal error", f"{said(e)}.{again}", debug) from None
 
     return run
 
@@ -240,7 +265,9 @@ def _fail(kind: str, message: str, debug: bool) -> typer.Exit:
     if debug:
         traceback.print_exc()
     err = Console(stderr=True, highlight=False)
-    first, *rest = f"{kind}: {message}".splitlines() or [f"{kind}:"]
+    # A file may have written the text: nothing in it is to move the cursor.
+    text = re.sub(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", " ", f"{kind}: {message}")
+    first, *rest = text.splitlines() or [f"{kind}:"]
     width = err.width if sys.stderr.isatty() else 1 << 30
     lines = [piece for line in (first, *rest) for piece in fold(line, width)]
     text = Text("\n".join(lines))
@@ -250,7 +277,7 @@ def _fail(kind: str, message: str, debug: bool) -> typer.Exit:
 
 
 def silence() -> None:
-    """Standard output to nowhere, so that nobody complains about the closed pipe at exit."""
+    """Standard output to nowhere where it cannot be written, so that nobody complains at exit."""
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (OSError, ValueError):

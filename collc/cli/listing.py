@@ -18,9 +18,9 @@ from collc.cli.common import (
     Json,
     Output,
     Timeout,
+    files_run,
     guarded,
     print_json,
-    time_limit,
 )
 from collc.errors import CollcError, MeshError
 from collc.language.algebra import Leaf, Order, Schedule, named
@@ -76,7 +76,7 @@ def list_schedules(
             f"collc list runs each schedule on one axis, and {mesh!r} has {len(sizes)}. "
             "Say --mesh gpu=8; for a composite use collc verify."
         )
-    with time_limit(timeout):
+    with files_run(timeout):
         rows = list(_rows(sizes))
     if json:
         costs = {"steps", "rounds", "sent", "received", "error"}
@@ -171,7 +171,7 @@ def _print(rows: list[Row], sizes: Mapping[str, int] | None) -> None:
         for title in ("steps", "rounds", "sent", "received"):
             table.add_column(title, justify="right", no_wrap=True)
     if wide or not sizes:
-        table.add_column("what it does")
+        table.add_column("what it does", overflow="fold")
     for row in rows:
         if sizes and not wide and row.schedule.endswith(")"):
             continue  # a family has no price, and there is no room to say more of it

@@ -15,10 +15,10 @@ from collc.cli.common import (
     Named,
     Output,
     Timeout,
+    files_run,
     guarded,
     placed,
     print_json,
-    time_limit,
 )
 from collc.cli.verifying import as_json
 from collc.language.algebra import Leaf
@@ -43,7 +43,7 @@ def show(
     listed. The program has been proved: one that is wrong is refused, with the steps at fault.
     """
     sizes = parse_mesh(mesh)
-    with time_limit(timeout):
+    with files_run(timeout):
         what = placed(find(schedule), sizes, schedule)
         certificate = verify(what, **sizes)
         programs = [(leaf, _program(leaf, certificate)) for leaf in what.leaves()]

@@ -2,6 +2,7 @@
 
 import math
 import os
+import signal
 import sys
 from collections.abc import Mapping
 from enum import StrEnum
@@ -13,6 +14,7 @@ import typer
 from collc.analysis.mesh import parse_mesh, show_mesh
 from collc.cli.common import Debug, Report, guarded
 from collc.errors import DataError, MeshError, ScheduleError, nearest
+from collc.training.interrupt import Interrupt
 
 if TYPE_CHECKING:
     from collc.training.config import TrainConfig
@@ -26,6 +28,12 @@ class Platform(StrEnum):
 
     CPU = "cpu"
     DEFAULT = "default"
+
+
+def _folder(text: str) -> Path:
+    if not text.strip():
+        raise typer.BadParameter("it is empty: give the name of a folder.")
+    return Path(text)
 
 
 RUN = "The run"
@@ -106,6 +114,7 @@ def train(
         Path | None,
         typer.Option(
             metavar="FOLDER",
+            parser=_folder,
             help="The folder of a fresh run. Default: a new one in runs/.",
             show_default=False,
             rich_help_panel=RUN,
@@ -115,6 +124,7 @@ def train(
         Path | None,
         typer.Option(
             metavar="FOLDER",
+            parser=_folder,
             help="Go on with the run in this folder, which knows its options.",
             show_default=False,
             rich_help_panel=RUN,
@@ -138,25 +148,31 @@ def train(
     files beside what counting bytes and pairs achieves, and the same steps with jax.lax.pmean.
     The run folder holds metrics, the plan and checkpoints. Ctrl-C saves, and --resume goes on.
     """
-    # What needs no jax comes first: jax reads its environment when it is imported or first used.
-    words = {"model": model, "steps": steps, "batch": batch, "seq": seq, "lr": lr, "seed": seed}
-    given: dict[str, Any] = {name: value for name, value in words.items() if value is not None}
-    if mesh is not None:
-        given["mesh"] = show_mesh(parse_mesh(mesh))
-    schedules = parse_schedules(schedule or [])
-    if resume is not None and (run is not None or demo):
-        other = "--demo" if demo else "--run"
-        raise DataError(f"{other} begins a fresh run, and --resume goes on with one. Drop {other}.")
-    _choose_platform(platform)
-    config = _config(given, schedules, demo, run, resume)
-    if os.environ.get("JAX_PLATFORMS", "").split(",")[0] == "cpu":
-        _virtual_devices(math.prod(parse_mesh(config.mesh).values()))
+    with Interrupt(starting=True) as interrupt:
+        # What needs no jax comes first: jax reads its environment when it is imported or first used.
+        words = {"model": model, "steps": steps, "batch": batch, "seq": seq, "lr": lr, "seed": seed}
+        given: dict[str, Any] = {name: value for name, value in words.items() if value is not None}
+        if mesh is not None:
+            given["mesh"] = show_mesh(parse_mesh(mesh))
+        schedules = parse_schedules(schedule or [])
+        if resume is not None and (run is not None or demo):
+            other = "--demo" if demo else "--run"
+            raise DataError(
+                f"{other} begins a fresh run, and --resume goes on with one. Drop {other}."
+            )
+        _choose_platform(platform)
+        config = _config(given, schedules, demo, run, resume)
+        if os.environ.get("JAX_PLATFORMS", "").split(",")[0] == "cpu":
+            _virtual_devices(math.prod(parse_mesh(config.mesh).values()))
 
-    from collc.training import lm
+        from collc.training import lm
 
-    summary = lm.train(config, Report())
-    if summary.exit_status:
-        raise typer.Exit(summary.exit_status)
+        try:
+            status = lm.train(config, Report(), interrupt=interrupt).exit_status
+        except KeyboardInterrupt:  # the second signal; training has said what there is to say
+            status = 128 + (interrupt.signal or signal.SIGINT)
+    if status:
+        raise typer.Exit(status)
 
 
 def parse_schedules(texts: list[str]) -> dict[str, str]:

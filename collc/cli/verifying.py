@@ -9,7 +9,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from collc.analysis.certificate import Certificate, share
+from collc.analysis.certificate import Certificate, counted, share
 from collc.analysis.certificate import verify as prove
 from collc.analysis.mesh import parse_mesh, show_mesh
 from collc.cli.common import (
@@ -20,10 +20,10 @@ from collc.cli.common import (
     Named,
     Output,
     Timeout,
+    files_run,
     guarded,
     placed,
     print_json,
-    time_limit,
 )
 from collc.language import states
 from collc.language.library import find
@@ -44,7 +44,7 @@ def verify(
     collective.
     """
     sizes = parse_mesh(mesh)
-    with time_limit(timeout):
+    with files_run(timeout):
         certificate = prove(placed(find(schedule), sizes, schedule), **sizes)
     if json:
         print_json(as_json(certificate))
@@ -55,7 +55,7 @@ def verify(
         box=box.SIMPLE, show_header=False, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0)
     )
     table.add_column(no_wrap=True, style="cyan")
-    table.add_column()
+    table.add_column(overflow="fold")
     for name, value in _rows(certificate, sizes):
         table.add_row(name, Text(value))
     console.print(table)
@@ -102,7 +102,7 @@ def _rows(c: Certificate, mesh: Mapping[str, int]) -> Iterator[tuple[str, str]]:
     yield "type", ", ".join(f"{axis}: {b} -> {a}" for axis, (b, a) in signature.items())
     yield "collective", kind.name if kind else "not one: it differs by axis"
     count = math.prod(size for _, size in c.sizes)
-    yield "mesh", f"{show_mesh(dict(c.sizes))} ({count} rank{'s' * (count != 1)})"
+    yield "mesh", f"{show_mesh(dict(c.sizes))} ({counted(count, 'rank')})"
     others = {axis: size for axis, size in mesh.items() if axis not in signature}
     if others:
         yield "batch axes", f"{show_mesh(others)}, which the schedule does not name"
@@ -116,7 +116,8 @@ def _rows(c: Certificate, mesh: Mapping[str, int]) -> Iterator[tuple[str, str]]:
     yield "most sent", _bytes(c.sent, c.bound and c.bound.sent)
     yield "most received", _bytes(c.received, c.bound and c.bound.received)
     unknown = "unknown, since XLA's own part is"
-    yield "rounding depth", unknown if c.depth is None else f"{c.depth} additions in a chain"
+    additions = "" if c.depth is None else f"{counted(c.depth, 'addition')} in a chain"
+    yield "rounding depth", additions or unknown
     if all(after != states.REPLICA for _, after in signature.values()):
         yield "consistent", "yes, nothing is replicated"
     else:

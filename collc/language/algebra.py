@@ -13,7 +13,6 @@ flat, and ``(a | b) >> (c | d)`` is ``(a >> c) | (b >> d)``.
 """
 
 import keyword
-import reprlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -22,10 +21,12 @@ from typing import Any
 import numpy as np
 
 from collc.errors import ScheduleError
-from collc.language.ir import Ints, ranks
+from collc.language.foreign import said, shown
+from collc.language.ir import Ints, integer, ranks
 from collc.language.states import KINDS, ROOT, Kind, kind_between
 
 Axes = tuple[str, ...]
+DEEPEST = 100  # operators inside one another: far below what Python's own stack bears
 
 
 @dataclass(frozen=True)
@@ -63,10 +64,10 @@ class Relabel:
         if isinstance(order, Order):
             try:
                 order = order(n)
-            except Exception as e:
-                raise ScheduleError(
-                    f"{self}: {order.name}({n}) raised {type(e).__name__}: {e}"
-                ) from e
+            except KeyboardInterrupt:
+                raise
+            except BaseException as e:
+                raise ScheduleError(f"{self}: {order.name}({n}) raised {said(e)}") from e
         try:
             array = np.asarray(order)
         except ValueError:
@@ -75,7 +76,7 @@ class Relabel:
         if not whole or not np.array_equal(np.sort(array), ranks(n)):
             raise ScheduleError(
                 f"{self}: needs each of the ranks 0 to {n - 1} once, as n = {n} integers, but the "
-                f"order is {reprlib.repr(order)}."
+                f"order is {shown(order)}."
             )
         return array.astype(np.int64)
 
@@ -85,10 +86,22 @@ class Schedule:
 
     name: str | None
 
+    def __post_init__(self) -> None:
+        if self.depth > DEEPEST:
+            raise ScheduleError(
+                f"a schedule with more than {DEEPEST} operators inside one another is nested too "
+                "deeply. Join its relabellings into one, and its parts in one chain of >> or |."
+            )
+
+    @cached_property
+    def depth(self) -> int:
+        """How many operators stand inside one another."""
+        return max((1 + part.depth for part in _inside(self)), default=0)
+
     def __matmul__(self, axes: str | Axes) -> "Schedule":
         names = tuple(axes) if isinstance(axes, tuple | list) else (axes,)
-        if not names or not all(_is_axis(a) for a in names):
-            raise ScheduleError(f"{self} @ {axes!r}: an axis is a name, or a tuple of names")
+        if not names or not all(is_axis(a) for a in names):
+            raise ScheduleError(f"{self} @ {shown(axes)}: an axis is a name, or a tuple of names")
         if len(set(names)) != len(names):
             raise ScheduleError(f"{self} @ {axes!r}: an axis is named twice")
         if self.axes:
@@ -117,15 +130,20 @@ class Schedule:
         if self.axes:
             raise ScheduleError(f"{self} is placed already: relabel first, then place with @")
         if shift is not None:
-            shift = _integer(shift, f"{self}.relabel(shift={shift!r})")
+            shift = _integer(shift, f"{self}.relabel(shift={shown(shift)})")
         if order is not None and not isinstance(order, Order):
             if callable(order):
                 raise ScheduleError("relabel(order=function): decorate it with @language.order")
-            order = tuple(_integer(r, f"{self}.relabel(order={order!r})") for r in order)
+            what = f"{self}.relabel(order={shown(order)})"
+            if not isinstance(order, Iterable):
+                raise ScheduleError(f"{what}: an order is a sequence of ranks")
+            order = tuple(_integer(r, what) for r in order)
         return Relabelled(self, Relabel(shift, order))
 
     def reversed(self) -> "Schedule":
         """The dual: steps and links turned round, sums for copies and copies for last uses."""
+        if isinstance(self, Reversed) and not self.name:
+            return self.inner
         return Reversed(self)
 
     @cached_property
@@ -181,6 +199,27 @@ class Schedule:
 
     def __repr__(self) -> str:
         return f"<{self}>"
+
+    def __copy__(self) -> "Schedule":
+        return self
+
+    def __deepcopy__(self, memo: Any) -> "Schedule":
+        return self
+
+    def __reduce__(self) -> Any:
+        """By its text, since generators cannot be pickled; ScheduleError where that is not enough."""
+        from collc.language.parse import parse
+
+        try:
+            found = parse(str(self))
+        except ScheduleError:
+            found = None
+        if found != self:
+            raise ScheduleError(
+                f"{self} cannot be pickled: its text does not lead back to it. Pass on what does, "
+                "such as path/to/file.py:name, and call collc.find there."
+            )
+        return parse, (str(self),)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -238,6 +277,7 @@ class Then(Several):
     """``a >> b >> c``."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _alike(self, ">>")
         # Of the parts as written, so that messages name those.
         object.__setattr__(self, "type", _chain(self.parts))
@@ -248,6 +288,7 @@ class Beside(Several):
     """``a | b | c``."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _alike(self, "|")
         object.__setattr__(self, "type", _same(self.parts))
 
@@ -278,15 +319,26 @@ class Reversed(Schedule):
     name: str | None = None
 
 
-def _is_axis(name: Any) -> bool:
+def is_axis(name: Any) -> bool:
+    """Whether an axis can have that name: an identifier, and no word of Python's own."""
     # A keyword would print as what cannot be read again.
     return isinstance(name, str) and name.isidentifier() and not keyword.iskeyword(name)
 
 
 def _integer(value: Any, what: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise ScheduleError(f"{what}: ranks and shifts are integers, not {value!r}")
-    return int(value)
+    found = integer(value)
+    if found is None:
+        raise ScheduleError(f"{what}: ranks and shifts are integers, not {shown(value)}")
+    return found
+
+
+def _inside(s: Schedule) -> tuple[Schedule, ...]:
+    match s:
+        case Placed(inner=inner) | Relabelled(inner=inner) | Reversed(inner=inner):
+            return (inner,)
+        case Several(parts=parts):
+            return parts
+    return ()
 
 
 def named(schedule: Schedule, name: str) -> Schedule:

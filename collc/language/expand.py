@@ -1,9 +1,7 @@
 """From a leaf and a number of ranks to its program."""
 
 import functools
-import os
-import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +9,8 @@ import numpy as np
 
 from collc.errors import CollcError, ScheduleError
 from collc.language.algebra import Leaf, Relabel
-from collc.language.ir import ALL, Ints, Move, Program, Step, ranks
+from collc.language.foreign import line_in, reworded, said, short, shown
+from collc.language.ir import ALL, MOST_SENDS, Ints, Move, Program, Step, few_enough, ranks
 from collc.language.states import KINDS, Kind
 
 
@@ -40,6 +39,11 @@ def _expand(
     steps: Callable[[int], Any], name: str, kind: Kind, chunks: int | None, n: int, file: str
 ) -> Program:
     count = n if kind.scatters else chunks or 1
+    if not kind.scatters and count * n > MOST_SENDS:
+        raise ScheduleError(
+            f"{name} (n = {n}): {count:,} chunks on each of {n:,} ranks are more than the "
+            f"{MOST_SENDS:,} that fit in memory. Use fewer chunks."
+        )
     try:
         return _run(steps, name, kind, count, n, file, free=not kind.scatters and chunks is None)
     except _IntegerChunk:
@@ -53,19 +57,19 @@ class _IntegerChunk(Exception):
 def _run(
     steps: Callable[[int], Any], name: str, kind: Kind, chunks: int, n: int, file: str, free: bool
 ) -> Program:
-    short = _short(file)
-    blank = Program(name, kind, n, chunks, (), short)
+    shown_file = short(file)
+    blank = Program(name, kind, n, chunks, (), shown_file)
     done: list[Step] = []
-    line = 0
+    line = stored = 0
 
     def where() -> str:
-        place = f", {short}:{line}" if short and line else ""
+        place = f", {shown_file}:{line}" if shown_file and line else ""
         return f"{name} (n = {n}), step {len(done)}{place}"
 
     iterator: Any = None
     try:
-        iterator = iter(steps(n))
-        for yielded, step in enumerate(iterator):
+        iterator = _iterator(steps(n))
+        for yielded, step in enumerate(_whole(iterator)):
             frame = getattr(iterator, "gi_frame", None)
             line = frame.f_lineno if frame else 0
             if yielded >= most_steps(n):  # empty ones count: they may never end either
@@ -78,19 +82,38 @@ def _run(
                 # Range before folding: folding would hide an index that NumPy wraps.
                 blank.check(made, len(done))
                 done.append(blank.folded(made))
+                stored += done[-1].size
+                few_enough(stored)
     except (_IntegerChunk, KeyboardInterrupt):
         raise
     except CollcError as e:
-        line = _line(e, file) or line
+        line = line_in(file, e) or line
         message = str(e)
-        raise type(e)(message if message.startswith(f"{name} (n") else f"{where()}: {e}") from e
-    except (Exception, SystemExit) as e:
-        line = _line(e, file) or line
+        ours = message.startswith(f"{name} (n")
+        raise reworded(e, message if ours else f"{where()}: {message}") from e
+    except BaseException as e:
+        line = line_in(file, e) or line
         raise ScheduleError(
-            f"{where()}: the schedule raised {type(e).__name__}: {e}. Run it alone, "
+            f"{where()}: the schedule raised {said(e)}. Run it alone, "
             f"list({name}.steps({n})), to see why."
         ) from e
-    return Program(name, kind, n, chunks, tuple(done), short)
+    return Program(name, kind, n, chunks, tuple(done), shown_file)
+
+
+def _iterator(steps: Any) -> Any:
+    if not isinstance(steps, Iterable):
+        raise ScheduleError(
+            f"the schedule returned {shown(steps)}. Say yield before each add(...) or copy(...): "
+            "a step that is not yielded is not sent."
+        )
+    return iter(steps)
+
+
+def _whole(iterator: Any) -> Generator[Any, None, None]:
+    """The same steps; ScheduleError where a generator returns one more at its end."""
+    last = yield from iterator
+    if last is not None:
+        raise ScheduleError(f"the schedule ends with return {shown(last)}. Say yield instead.")
 
 
 def _merge(
@@ -103,7 +126,8 @@ def _merge(
     for move in moves:
         if not isinstance(move, Move):
             raise ScheduleError(
-                f"{where()}: yielded {move!r}. A step is an add(...) or copy(...), or a tuple of them."
+                f"{where()}: yielded {shown(move)}. "
+                "A step is an add(...) or copy(...), or a tuple of them."
             )
         src, dst, chunk = move.src, move.dst, move.chunk
         if chunk is ALL:
@@ -111,6 +135,7 @@ def _merge(
                 raise ScheduleError(
                     f"{where()}: ALL in an all_to_all: name the chunk as (source, destination)"
                 )
+            few_enough(len(src) * chunks)
             chunk = np.tile(np.arange(chunks), len(src))
             src, dst = np.repeat(src, chunks), np.repeat(dst, chunks)
         elif isinstance(chunk, tuple):
@@ -136,23 +161,6 @@ def _merge(
         return Step(np.zeros(0, bool), empty, empty, empty)
     add, chunk, src, dst = (np.concatenate(column) for column in zip(*columns, strict=True))
     return Step(add, chunk, src, dst)
-
-
-def _short(file: str) -> str:
-    if not file:
-        return ""
-    relative = os.path.relpath(file)
-    return file if relative.startswith("..") else relative
-
-
-def _line(e: BaseException, file: str) -> int:
-    """The deepest line of ``file`` in the traceback."""
-    found, tb = 0, e.__traceback__
-    while isinstance(tb, types.TracebackType):
-        if tb.tb_frame.f_code.co_filename == file:
-            found = tb.tb_lineno
-        tb = tb.tb_next
-    return found
 
 
 # ---- relabelling and duals ----------------------------------------------------------------------

@@ -10,6 +10,8 @@ A chunk keeps its name wherever it travels. The chunk (s, d) of an all-to-all is
 """
 
 import hashlib
+import math
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,9 +22,11 @@ from numpy.typing import NDArray
 
 from collc.errors import ProofError, ScheduleError
 from collc.language import states
+from collc.language.foreign import shown
 from collc.language.states import KINDS, Kind
 
 Ints = NDArray[np.int64]
+MOST_SENDS = 1 << 25  # of one step, or stored of a program: about a gigabyte
 
 
 class _All:
@@ -42,6 +46,20 @@ def ranks(n: int) -> Ints:
     array([0, 1, 2])
     """
     return np.arange(n, dtype=np.int64)
+
+
+def integer(value: Any) -> int | None:
+    """The value as an int where it is an integer, also one of NumPy; None for all else, bools too.
+
+    >>> integer(np.int64(4)), integer(True), integer(4.0)
+    (4, None, None)
+    """
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +92,7 @@ def _move(is_add: bool, chunk: Any, src: Any, dst: Any) -> Move:
     if isinstance(chunk, tuple):
         if len(chunk) != 2:
             raise ScheduleError(
-                f"a chunk is an integer, ALL, or a pair (source, destination), not {chunk!r}"
+                f"a chunk is an integer, ALL, or a pair (source, destination), not {shown(chunk)}"
             )
         names += ["chunk source", "chunk destination"]
         values += list(chunk)
@@ -83,12 +101,14 @@ def _move(is_add: bool, chunk: Any, src: Any, dst: Any) -> Move:
         values.append(chunk)
     arrays = [_integers(name, value) for name, value in zip(names, values, strict=True)]
     try:
-        arrays = [a.reshape(-1) for a in np.broadcast_arrays(*arrays)]
+        shape = np.broadcast_shapes(*(a.shape for a in arrays))
     except ValueError:
         shapes = ", ".join(f"{k} {a.shape}" for k, a in zip(names, arrays, strict=True))
         raise ScheduleError(
             f"{'add' if is_add else 'copy'}: shapes do not broadcast: {shapes}"
         ) from None
+    few_enough(math.prod(shape))
+    arrays = [np.broadcast_to(a, shape).reshape(-1) for a in arrays]
     match arrays:
         case [s, d, c]:
             return Move(is_add, c, s, d)
@@ -98,13 +118,22 @@ def _move(is_add: bool, chunk: Any, src: Any, dst: Any) -> Move:
             return Move(is_add, ALL, arrays[0], arrays[1])
 
 
+def few_enough(sends: int) -> None:
+    """Raises ScheduleError for more sends in a step, or in a program, than fit."""
+    if sends > MOST_SENDS:
+        raise ScheduleError(
+            f"{sends:,} sends are more than the {MOST_SENDS:,} that fit in memory. "
+            "Use fewer chunks or ranks."
+        )
+
+
 def _integers(name: str, value: Any) -> Ints:
     array = np.asarray(value)
     if array.size == 0:
         return array.astype(np.int64)
     if not np.issubdtype(array.dtype, np.integer):
         raise ScheduleError(
-            f"{name} has to be an integer or an array of integers, not {value!r} ({array.dtype})"
+            f"{name} has to be an integer or an array of integers, not {shown(value)} ({array.dtype})"
         )
     return array.astype(np.int64)
 

@@ -3,20 +3,29 @@
 from collections.abc import Callable
 from typing import Any, overload
 
-from collc.errors import ScheduleError
+from collc.errors import CollcError, ScheduleError
 from collc.language.algebra import Leaf, Order, Schedule, named
+from collc.language.foreign import line_in, reworded, said, short, shown
+from collc.language.ir import integer
 from collc.language.states import KINDS, Kind
 
 Steps = Callable[[int], Any]
-LITERALS = (int, str)
 
 
 def qualified(function: Any) -> str | None:
-    """``ring.reduce_scatter``; the module alone where it bears the same name; None in a closure."""
-    if "<locals>" in function.__qualname__:
+    """``ring.reduce_scatter``; the module alone where it bears the same name.
+
+    None in a closure, and for what is no function, such as a ``functools.partial``.
+    """
+    if "<locals>" in getattr(function, "__qualname__", "<locals>"):
         return None
     module = function.__module__.rpartition(".")[2]
     return module if function.__name__ == module else f"{module}.{function.__name__}"
+
+
+def _file(function: Any) -> str:
+    code = getattr(function, "__code__", None)
+    return code.co_filename if code else ""
 
 
 class _Decorator:
@@ -40,19 +49,19 @@ class _Decorator:
                     f"@{self.kind}(chunks={chunks!r}): in a {self.kind} chunk c belongs to rank c, "
                     "so there are always n of them. Drop chunks=."
                 )
-            if not isinstance(chunks, int) or chunks < 1:
-                raise ScheduleError(f"@{self.kind}: chunks is a positive integer, not {chunks!r}")
+            given, chunks = chunks, integer(chunks)
+            if chunks is None or chunks < 1:
+                raise ScheduleError(
+                    f"@{self.kind}: chunks is a positive integer, not {shown(given)}"
+                )
         if steps is None:
             return lambda steps: self._leaf(steps, chunks)
         return self._leaf(steps, chunks)
 
     def _leaf(self, steps: Steps, chunks: int | None) -> Leaf:
         if not callable(steps):
-            raise ScheduleError(f"@{self.kind} decorates a generator function, not {steps!r}")
-        code = getattr(steps, "__code__", None)
-        leaf = Leaf(
-            qualified(steps), self.kind, steps, chunks, file=code.co_filename if code else ""
-        )
+            raise ScheduleError(f"@{self.kind} decorates a generator function, not {shown(steps)}")
+        leaf = Leaf(qualified(steps), self.kind, steps, chunks, file=_file(steps))
         object.__setattr__(leaf, "__doc__", steps.__doc__)
         return leaf
 
@@ -76,23 +85,33 @@ class Family:
     """Schedules with parameters: a function of literals, whose results print as its calls."""
 
     def __init__(self, function: Callable[..., Schedule]) -> None:
+        if not callable(function):
+            raise ScheduleError(f"@family decorates a function, not {shown(function)}")
         self.function = function
-        self.name = qualified(function) or function.__name__
+        self.__name__ = str(getattr(function, "__name__", "family"))
+        self.name = qualified(function) or self.__name__
         self.__doc__ = function.__doc__
-        self.__name__ = function.__name__
         self.__module__ = function.__module__
 
     def __call__(self, *args: int | str) -> Schedule:
-        for arg in args:
-            if not isinstance(arg, LITERALS) or isinstance(arg, bool):
-                raise ScheduleError(f"{self.name} takes integers and axis names, not {arg!r}")
-        call = f"{self.name}({', '.join(map(show_literal, args))})"
+        literals = [arg if isinstance(arg, str) else integer(arg) for arg in args]
+        if None in literals:
+            wrong = shown(args[literals.index(None)])
+            raise ScheduleError(f"{self.name} takes integers and axis names, not {wrong}")
+        call = f"{self.name}({', '.join(show_literal(x) for x in literals if x is not None)})"
         try:
-            schedule = self.function(*args)
-        except TypeError as e:
-            raise ScheduleError(f"{call}: {e}") from e
+            schedule = self.function(*literals)
+        except KeyboardInterrupt:
+            raise
+        except CollcError as e:
+            raise reworded(e, f"{call}: {e}") from e
+        except BaseException as e:
+            file = _file(self.function)
+            line = line_in(file, e)
+            place = f", {short(file)}:{line}" if line else ""
+            raise ScheduleError(f"{call}{place}: {said(e)}") from e
         if not isinstance(schedule, Schedule):
-            raise ScheduleError(f"{call} has to return a schedule, not {schedule!r}")
+            raise ScheduleError(f"{call} has to return a schedule, not {shown(schedule)}")
         return named(schedule, call)
 
     def __repr__(self) -> str:
@@ -114,6 +133,6 @@ def order(function: Callable[[int], Any]) -> Order:
     name = qualified(function)
     if name is None:
         raise ScheduleError(
-            f"@order: {function.__qualname__} has to stand at the top of its module"
+            f"@order: {shown(function)} has to be a function at the top of its module"
         )
     return Order(name, function)

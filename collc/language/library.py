@@ -8,13 +8,15 @@ import functools
 import importlib
 import importlib.metadata
 import importlib.util
+import os
 import pkgutil
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 
 from collc.errors import CollcError, ScheduleError, nearest
 from collc.language.algebra import Leaf, Order, Schedule
+from collc.language.foreign import line_in, said, shown
 from collc.language.leaves import Family
 
 Named = Schedule | Family | Order
@@ -44,10 +46,12 @@ def modules() -> dict[str, ModuleType]:
             )
         try:
             found[entry.name] = entry.load()
-        except Exception as e:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as e:
             raise ScheduleError(
                 f"the schedules {entry.name} = {entry.value}, which an installed package brings, cannot "
-                f"be loaded: {type(e).__name__}: {e}. Mend that package or remove it."
+                f"be loaded: {said(e)}. Mend that package or remove it."
             ) from e
         name_schedules(found[entry.name])
     return found
@@ -78,47 +82,69 @@ def lookup(name: str) -> Named:
 
 
 def find(source: str) -> Schedule:
-    """A schedule by name, as an expression, or as ``path/to/file.py:name``."""
+    """A schedule by name, as an expression, or as either after ``path/to/file.py:``.
+
+    There the names of the file come first. Raises ScheduleError.
+    """
     from collc.language.parse import parse
 
-    path, colon, name = source.rpartition(":")
-    if not colon or not path.endswith(".py"):
+    path, colon, text = source.rpartition(".py:")
+    if not colon:
+        if ":" in source or source.endswith(".py"):
+            raise ScheduleError(
+                f"{shown(source)}: a schedule file ends in .py, and after a colon stands which of "
+                "its schedules: path/to/file.py:name."
+            )
         return parse(source)
+    path = Path(f"{path}.py")
+    here = vars(load(path))
     # Also what the file makes of others: `mine = server.shards(4)` keeps its name but stands here.
-    here = {k: v for k, v in vars(load(Path(path))).items() if isinstance(v, Named)}
-    if name not in here:
-        raise ScheduleError(f"{path} defines no schedule {name!r}. {nearest(name, here)}")
-    found = here[name]
-    if not isinstance(found, Schedule):
-        raise ScheduleError(f"{source} is a {type(found).__name__.lower()}, not a schedule.")
-    return found
+    own = {k: v for k, v in here.items() if isinstance(v, Named)}
+
+    def meaning(name: str) -> Named:
+        if name in own:
+            return own[name]
+        found = here.get(name)
+        plain = name in here and not isinstance(found, ModuleType)
+        if "." in name or (name in modules() and not plain):
+            return lookup(name)
+        if isinstance(found, FunctionType):
+            raise ScheduleError(
+                f"{name} is a function without a decorator. Say above it which collective it is, "
+                "as in @cl.all_reduce."
+            )
+        if plain:
+            raise ScheduleError(f"{name} is {shown(found)}, which is no schedule.")
+        raise ScheduleError(f"it defines no schedule {name!r}. {nearest(name, own)}")
+
+    try:
+        return parse(text, lookup=meaning)
+    except ScheduleError as e:
+        raise ScheduleError(f"{path}: {e}") from e
 
 
 def load(path: Path) -> ModuleType:
     """The module of a schedule file, its schedules named after it. Raises ScheduleError."""
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise ScheduleError(f"there is no schedule file {path}")
     spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec and spec.loader
+    assert spec and spec.loader and spec.origin
     module = importlib.util.module_from_spec(spec)
     hidden = sys.modules.get(path.stem)
     sys.modules[path.stem] = module
     try:
         spec.loader.exec_module(module)
-    except CollcError as e:
-        raise ScheduleError(f"{path}: {e}") from e
-    except (Exception, SystemExit) as e:
-        tb, line = e.__traceback__, getattr(e, "lineno", None)
-        while tb:
-            if tb.tb_frame.f_code.co_filename == str(path):
-                line = tb.tb_lineno
-            tb = tb.tb_next
-        raise ScheduleError(f"{path}:{line or 1}: {type(e).__name__}: {e}") from e
+    except KeyboardInterrupt:
+        raise
+    except BaseException as e:
+        line = line_in(spec.origin, e) or (isinstance(e, SyntaxError) and e.lineno) or 1
+        what = str(e) if isinstance(e, CollcError) else said(e)
+        raise ScheduleError(f"{path}:{line}: {what}") from e
     finally:
         # Nothing else of that name is to be shadowed by a file that only happens to bear it.
-        if hidden is None:
-            del sys.modules[path.stem]
-        else:
+        if hidden is not None:
             sys.modules[path.stem] = hidden
+        else:
+            sys.modules.pop(path.stem, None)
     name_schedules(module)
     return module

@@ -9,7 +9,7 @@ They run inside ``jax.shard_map``, on any pytree. The schedule may be
 Shapes, dtypes and the order of chunks are those of the lax namesake, and so are derivatives.
 ``accumulate``: the floating-point dtype in which sums of narrower leaves are kept; they still travel
 as they are. ``wire``: the dtype in which wider floating-point leaves travel. Other leaves, integers
-too, are summed and sent in their own dtype.
+too, are summed and sent in their own dtype; XLA's own collectives send what they sum.
 
 Raises MeshError for axes that are not manual here, DataError for shapes and dtypes that cannot
 work, ScheduleError or ProofError for the schedule.
@@ -184,6 +184,10 @@ class _Use:
         self.native = all(leaf.native for leaf in certificate.schedule.leaves())
         self.slots = frame(certificate.schedule, dict(certificate.sizes))
 
+    def sum(self) -> "_Use":
+        """The same, but that it sums."""
+        return _Use(self.certificate, "sum", self.accumulate, self.wire, self.drop)
+
     def run(self, xs: list[jax.Array]) -> list[jax.Array]:
         return bind(
             [_varying(x, self.axes) for x in xs],
@@ -338,12 +342,20 @@ def _reduce(
     values = [jnp.asarray(v) for v in leaves]
     if op in ("sum", "mean"):
         values = [v.astype(jnp.int32) if v.dtype == bool else v for v in values]
-    if op == "mean" and not all(jnp.issubdtype(v.dtype, jnp.inexact) for v in values):
-        sums = _reduce(
-            jax.tree.unflatten(tree, values), on, "sum", accumulate, wire, specs, inconsistent
-        )
-        return jax.tree.map(lambda v: v / use.n, sums)
-    return jax.tree.unflatten(tree, _whole(use, values, _specs(specs, tree)))
+    each = _specs(specs, tree)
+    whole = [i for i, v in enumerate(values) if not jnp.issubdtype(v.dtype, jnp.inexact)]
+    if op != "mean" or not whole:
+        return jax.tree.unflatten(tree, _whole(use, values, each))
+    # The mean of integers is a float, as in lax: their sum, divided.
+    parts = [i for i in range(len(values)) if i not in whole]
+    done: dict[int, jax.Array] = {}
+    for how, chosen in ((use, parts), (use.sum(), whole)):
+        if chosen:
+            own = None if each is None else [each[i] for i in chosen]
+            done |= zip(chosen, _whole(how, [values[i] for i in chosen], own), strict=True)
+    return jax.tree.unflatten(
+        tree, [done[i] / use.n if i in whole else done[i] for i in sorted(done)]
+    )
 
 
 def _specs(specs: Any, tree: Any) -> list[PartitionSpec | None] | None:
@@ -381,6 +393,8 @@ def _whole(
 def _exchange(use: _Use, fronts: list[jax.Array], lead_in: int, lead_out: int) -> list[jax.Array]:
     """[lead_in, p...] in, [lead_out, p...] out, as the primitive has them: with the leads merged."""
     if operands.automatic():
+        if lead_in == 1 and use.slots.grain == 1:
+            return use.run(fronts)  # a gather cuts nothing: it stacks the values as they are
         # [lead, k, rest] -> [lead * k, rest]; dimension 0 of what remains is cut along with it.
         merged = [
             f.reshape(f.shape[0] * f.shape[1], *f.shape[2:]) if f.ndim > 1 else f for f in fronts

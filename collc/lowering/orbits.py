@@ -73,14 +73,16 @@ def lower(program: Program, place: Place, xs: Values, spare: Values | None) -> L
     """
     steps = messages(program)
     cells = _Cells(program, place, xs, spare)
-    t = 0
+    t = number = 0
     while t < len(steps):
         run = _run(program, steps[t:])
         if run is not None:
-            yield from _rolled(program, place, cells, run, steps[t + run.count :])
+            yield from _rolled(program, place, cells, run, steps[t + run.count :], number)
+            number += run.count * len(run.first)
             t += run.count
         else:
-            _unrolled(place, cells, steps[t])
+            _unrolled(place, cells, steps[t], number)
+            number += len(steps[t])
             t += 1
     return cells.result()
 
@@ -151,16 +153,16 @@ def blank(n: int, x: jax.Array) -> jax.Array:
     return jnp.broadcast_to(jnp.zeros_like(x)[None], (n, *x.shape))
 
 
-def _unrolled(place: Place, cells: _Cells, step: Messages) -> None:
+def _unrolled(place: Place, cells: _Cells, step: Messages, number: int) -> None:
     # Reads happen before writes, and in an all-to-all a cell's buffer is only ever read.
     held = {send.read: cells.read(send.read) for m in step for send in m.sends}
     lossy = place.wire.lossy
     arrived: list[tuple[Send, Values]] = []
-    for message in step:
+    for k, message in enumerate(step):
         dst = (ranks(cells.n) + message.distance) % cells.n
         parts = [held[send.read] for send in message.sends]
         joined = parts[0] if len(parts) == 1 else [jnp.stack(p) for p in zip(*parts, strict=True)]
-        got = place.send(joined, place.names, place.names[dst])
+        got = place.send(joined, place.names, place.names[dst], f"r{number + k}")
         for j, send in enumerate(message.sends):
             arrived.append((send, got if len(parts) == 1 else [g[j] for g in got]))
     if lossy:
@@ -244,7 +246,12 @@ def _live(program: Program, later: Sequence[Messages]) -> set[Cell]:
 
 
 def _rolled(
-    program: Program, place: Place, cells: _Cells, run: _Run, later: Sequence[Messages]
+    program: Program,
+    place: Place,
+    cells: _Cells,
+    run: _Run,
+    later: Sequence[Messages],
+    number: int,
 ) -> Lowering:
     n = program.n
     sends = [m.sends[0] for m in run.first]
@@ -261,6 +268,7 @@ def _rolled(
             cells.write(send.read, value)
         carried.append(value)
     constant = cells.base
+    rounds = f"r{number}-{number + run.count * len(run.first) - 1}"
 
     def body(i: jax.Array, carry: tuple[list[Values], Values]) -> tuple[list[Values], Values]:
         values, base = carry
@@ -268,7 +276,7 @@ def _rolled(
         out, puts = [], []
         for message, send, stride, value in zip(run.first, sends, run.strides, values, strict=True):
             dst = (ranks(n) + message.distance) % n
-            got = place.send(value, place.names, place.names[dst])
+            got = place.send(value, place.names, place.names[dst], rounds)
             where = send.write + _signed(stride, n) * i
             if send.add:
                 own = cells.at(readable, where)

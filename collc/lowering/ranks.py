@@ -76,8 +76,11 @@ class Place:
         grid = np.arange(self.n).reshape([self.sizes[a] for a in self.axes])
         return grid.transpose([self.axes.index(a) for a in own]).reshape(-1)
 
-    def send(self, values: list[jax.Array], src: Ints, dst: Ints) -> list[jax.Array]:
-        """One round: each value from rank ``src[i]`` to rank ``dst[i]``; others receive zeros."""
+    def send(self, values: list[jax.Array], src: Ints, dst: Ints, name: str) -> list[jax.Array]:
+        """One round: each value from rank ``src[i]`` to rank ``dst[i]``; others receive zeros.
+
+        ``name`` is the round's for profilers, such as r3, or r0-6 for those of a loop.
+        """
         pairs = list(zip(self.linear[src].tolist(), self.linear[dst].tolist(), strict=True))
         axes = self.axes[0] if len(self.axes) == 1 else self.axes
 
@@ -86,7 +89,8 @@ class Place:
             arrived = jax.tree.map(lambda x: lax.ppermute(x, axes, pairs), packed)
             return self.wire.unpack(arrived, value)
 
-        return [one(value) for value in values]
+        with jax.named_scope(name):
+            return [one(value) for value in values]
 
     def kept(self, values: list[jax.Array]) -> list[jax.Array]:
         """What a rank that copies values out keeps of them, so that all replicas are equal."""

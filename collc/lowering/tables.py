@@ -22,7 +22,8 @@ class Table:
 
     ``src``, ``dst``: the pairs. ``read`` [n, width]: the chunk that a rank sends in each place;
     ``write`` [n, width]: where the one that it receives goes; ``adds`` and ``used`` [n, width]:
-    whether a received one is added, and whether there is one.
+    whether a received one is added, and whether there is one; ``copied`` [n, width]: whether the one
+    that is sent overwrites at its destination.
     """
 
     src: Ints
@@ -68,11 +69,15 @@ def lower(program: Program, place: Place, xs: Values, spare: Values | None) -> L
     by_step: dict[int, list[Round]] = {}
     for round in rounds(program):
         by_step.setdefault(round.step, []).append(round)
+    number = 0
     for step in by_step.values():
         tables = [table(program, round) for round in step]
         # Reads happen before writes.
         sent = [[_take(t.read, rank, b) for b in buffers] for t in tables]
-        arrived = [place.send(s, t.src, t.dst) for t, s in zip(tables, sent, strict=True)]
+        arrived = []
+        for t, values in zip(tables, sent, strict=True):
+            arrived.append(place.send(values, t.src, t.dst, f"r{number}"))
+            number += 1
         if place.wire.lossy:
             for t, values in zip(tables, sent, strict=True):
                 if t.copied.any():
@@ -84,7 +89,7 @@ def lower(program: Program, place: Place, xs: Values, spare: Values | None) -> L
         for t, values in zip(tables, arrived, strict=True):
             buffers = [_receive(place, t, rank, b, v) for b, v in zip(buffers, values, strict=True)]
     return _finish(program, rank, buffers)
-    yield
+    yield  # never reached: it makes this a lowering, one that asks for no loop
 
 
 def _start(program: Program, rank: jax.Array, xs: Values, spare: Values | None) -> Values:
@@ -117,23 +122,12 @@ def _receive(
     place: Place, t: Table, rank: jax.Array, buffer: jax.Array, got: jax.Array
 ) -> jax.Array:
     """The buffer after a round. Who receives nothing got zeros, which are nothing to a sum only."""
-    idle = ~t.used
-    if t.adds[t.used].all() and place.op == "sum" and t.used[t.dst].all():
-        new = _take(t.write, rank, buffer) + got
-    elif t.adds[t.used].all():
-        own = _take(t.write, rank, buffer)
-        new = (
-            _where(_at(t.used, rank), place.combine(own, got), own)
-            if idle.any()
-            else place.combine(own, got)
-        )
-    elif not t.adds.any():
-        return _put(t.write, rank, buffer, got, _at(t.used, rank) if idle.any() else None)
-    else:
-        own = _take(t.write, rank, buffer)
-        new = _where(_at(t.adds, rank), place.combine(own, got), got)
-        return _put(t.write, rank, buffer, new, _at(t.used, rank))
-    return _put(t.write, rank, buffer, new, None if t.used[t.dst].all() else _at(t.used, rank))
+    zeros_do = place.op == "sum" and t.adds[t.used].all() and t.used[t.dst].all()
+    used = None if zeros_do or t.used.all() else _at(t.used, rank)
+    if t.adds.any():
+        total = place.combine(_take(t.write, rank, buffer), got)
+        got = total if t.adds[t.used].all() else _where(_at(t.adds, rank), total, got)
+    return _put(t.write, rank, buffer, got, used)
 
 
 def _at(rows: NDArray[np.generic], rank: jax.Array) -> jax.Array:

@@ -26,8 +26,11 @@ def explain(plan: Plan) -> str:
         "equal bits",
     ):
         table.add_column(column, justify="right" if column in _NUMBERS else "left")
-    certificates = {collective: plan.certificate(collective) for collective in COLLECTIVES}
-    for collective, c in certificates.items():
+    certificates = {collective: plan.certificate(collective) for collective in plan.collectives}
+    for collective in COLLECTIVES:
+        if (c := certificates.get(collective)) is None:
+            table.add_row(collective, "none", *["-"] * 6)
+            continue
         table.add_row(
             collective,
             str(c.schedule),

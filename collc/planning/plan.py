@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from jax.sharding import AbstractMesh, Mesh
 
 from collc.analysis.certificate import Certificate, certify
-from collc.errors import CollcError, MeshError, PlanError, nearest
+from collc.errors import CollcError, MeshError, PlanError, StepError, nearest
 from collc.language.algebra import Schedule
 from collc.planning.agree import compare
 from collc.planning.registry import Algorithm, algorithm
@@ -46,7 +47,8 @@ class Plan:
         """The schedule of a collective over all axes of the plan, or some of them.
 
         Inner axes scatter first and gather last. An axis whose schedule has no scatter form reduces at
-        its level; one that has no form of the collective at all takes XLA's own.
+        its level. One that has no form of the collective takes XLA's own, but for an all-reduce.
+        Raises PlanError there, and for axes that are none of the plan's.
         """
         given = self.axes if axes is None else tuple(axes)
         for axis in given:
@@ -84,21 +86,32 @@ class Plan:
                 down.append(scatter @ axis)
                 up.append(gather @ axis)
             else:
-                down.append(self._one("all_reduce", axis) @ axis)
-        return _then([*down, self._one("all_reduce", outermost) @ outermost, *up[::-1]])
+                down.append(self._sum(axis))
+        return _then([*down, self._sum(outermost), *up[::-1]])
 
     def _own(self, collective: str, axis: str) -> Schedule | None:
         return dict(self.algorithms)[axis].get(collective)
 
+    def _sum(self, axis: str) -> Schedule:
+        own = dict(self.algorithms)[axis]
+        if own.all_reduce is None:
+            raise PlanError(
+                f"{own.source} has no all-reduce; name another schedule for {axis}, or native"
+            )
+        return own.all_reduce @ axis
+
     def _one(self, collective: str, axis: str) -> Schedule:
         own = self._own(collective, axis)
-        if own is None and collective == "all_reduce":
-            scatter, gather = self._own("reduce_scatter", axis), self._own("all_gather", axis)
-            push, pull = self._own("reduce", axis), self._own("broadcast", axis)
-            for first, last in ((scatter, gather), (push, pull)):
-                if first is not None and last is not None:
-                    return first >> last
         return own if own is not None else _native(collective)
+
+    @property
+    def collectives(self) -> tuple[str, ...]:
+        """Those that the plan has: all, but no all_reduce where an axis's algorithm has none."""
+        sums = all(own.all_reduce is not None for _, own in self.algorithms)
+        return tuple(c for c in COLLECTIVES if sums or c != "all_reduce")
+
+    def _meaning(self, collective: str) -> str:
+        return str(self.schedule(collective)) if collective in self.collectives else "none"
 
     def certificate(self, collective: str) -> Certificate:
         """The proof of a collective over all axes of the plan."""
@@ -117,7 +130,7 @@ class Plan:
             f"axis {axis} {_digest(a, axis, size)} = {a.source}" for axis, a in self.algorithms
         ]
         for collective in COLLECTIVES:
-            lines.append(f"{collective} = {self.schedule(collective)}")
+            lines.append(f"{collective} = {self._meaning(collective)}")
         text = "\n".join(lines) + "\n"
         try:
             _read(text, self.mesh, "its text")
@@ -134,15 +147,20 @@ class Plan:
         return f"collc.plan(mesh({mesh}), {{{choice}}})"
 
     def save(self, path: str | Path) -> None:
-        """Writes the plan as text. Raises PlanError if ``load`` could not read it back."""
-        Path(path).write_text(self.text, encoding="utf-8")
+        """Writes the plan as text. Raises PlanError if it cannot, or ``load`` could not read it back."""
+        text = self.text
+        try:
+            Path(path).write_text(text, encoding="utf-8")
+        except (OSError, TypeError, ValueError) as e:
+            raise PlanError(f"cannot write the plan {path}: {e}") from None
 
     @staticmethod
     def load(path: str | Path, mesh: Mesh | AbstractMesh) -> "Plan":
         """Reads a plan back. Raises PlanError where the file, the mesh or a schedule has changed."""
+        _check_mesh(mesh)
         try:
             text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as e:
+        except (OSError, TypeError, ValueError) as e:
             raise PlanError(f"cannot read the plan {path}: {e}") from None
         return _compared(_read(text, mesh, str(path)))
 
@@ -153,32 +171,51 @@ class Plan:
         return explain(self)
 
 
+def check_plan(plan: Any, caller: str) -> None:
+    """Raises StepError for what is no plan."""
+    if not isinstance(plan, Plan):
+        raise StepError(f"{caller} takes a plan, not {plan!r}. See collc.plan.")
+
+
 def plan(mesh: Mesh | AbstractMesh, axes: Mapping[str, str | Schedule]) -> Plan:
     """A plan for a mesh: the name of an algorithm or a schedule for each axis that it schedules.
 
     Axes that are left out stay with XLA. Every schedule is proved here and now. Raises PlanError
-    for unknown names, MeshError for unknown axes, ProofError for a schedule that is not right.
+    for unknown names and for what is neither an all-reduce nor an all-to-all, MeshError for unknown
+    axes, ProofError for a schedule that is not right.
     With several processes all make the same plans in the same order, and compare them here.
     """
     return _compared(_make(mesh, axes))
 
 
 def _make(mesh: Mesh | AbstractMesh, axes: Mapping[str, str | Schedule]) -> Plan:
-    if not isinstance(mesh, Mesh | AbstractMesh):
-        raise MeshError(f"a plan is for a jax mesh, not {mesh!r}. See jax.make_mesh.")
+    _check_mesh(mesh)
     if not isinstance(axes, Mapping) or not axes:
         raise PlanError('a plan needs a schedule for at least one axis, as in {"gpu": "ring"}')
     for axis in axes:
         if axis not in mesh.axis_names:
             raise MeshError(f"the mesh has no axis {axis!r}. {nearest(axis, mesh.axis_names)}")
     chosen = tuple((a, algorithm(axes[a])) for a in mesh.axis_names if a in axes)
+    for axis, own in chosen:
+        if own.all_reduce is None and own.get("all_to_all") is None:
+            has = " and ".join(name for name, _ in own.schedules)
+            raise PlanError(
+                f"{own.source} alone is no plan for {axis}: of the collectives it has {has}, but an "
+                "all-reduce takes all_reduce, reduce_scatter and all_gather, or reduce and broadcast. "
+                "Name a module that has them, or one schedule of both (first >> second)."
+            )
     sizes = tuple((a, mesh.shape[a]) for a in mesh.axis_names)
     digests = [(axis, _digest(a, axis, dict(sizes))) for axis, a in chosen]
     digest = hashlib.sha256(f"{sizes} {digests}".encode()).hexdigest()[:16]
     made = Plan(mesh, sizes, chosen, digest)
-    for collective in COLLECTIVES:
+    for collective in made.collectives:
         made.certificate(collective)
     return made
+
+
+def _check_mesh(mesh: Any) -> None:
+    if not isinstance(mesh, Mesh | AbstractMesh):
+        raise MeshError(f"a plan is for a jax mesh, not {mesh!r}. See jax.make_mesh.")
 
 
 def _compared(made: Plan) -> Plan:
@@ -234,10 +271,11 @@ def _read(text: str, mesh: Mesh | AbstractMesh, path: str) -> Plan:
                 "new plan."
             )
     for collective, schedule in meanings.items():
-        if str(result.schedule(collective)) != schedule:
+        current = result._meaning(collective)
+        if current != schedule:
             raise PlanError(
                 f"{path} is damaged, or of another version: {collective} is {schedule} there, but "
-                f"{result.schedule(collective)} is what its axes mean. Make the plan again."
+                f"{current} is what its axes mean. Make the plan again."
             )
     return result
 

@@ -1,5 +1,6 @@
 """From the name of an algorithm to its schedules, one for each collective that it knows."""
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -18,7 +19,17 @@ class Algorithm:
     schedules: tuple[tuple[str, Schedule], ...]
 
     def get(self, collective: str) -> Schedule | None:
+        """Its own schedule of a collective; None where it has none."""
         return dict(self.schedules).get(collective)
+
+    @property
+    def all_reduce(self) -> Schedule | None:
+        """Its all-reduce, put together from two halves where it has no other; or None."""
+        for names in (("all_reduce",), ("reduce_scatter", "all_gather"), ("reduce", "broadcast")):
+            parts = [own for name in names if (own := self.get(name)) is not None]
+            if len(parts) == len(names):
+                return functools.reduce(lambda first, then: first >> then, parts)
+        return None
 
 
 def algorithm(source: str | Schedule) -> Algorithm:

@@ -11,10 +11,13 @@ fails its manifest and is refused with a CheckpointError; it is never deleted or
 
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,13 +65,40 @@ def _files(folder: Path) -> dict[str, Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a small file as a whole: readers see the old text or the new, never half of it."""
+    """Replace a small file as a whole: readers see the old text or the new, never half of it.
+
+    Raises CheckpointError if it cannot be written.
+    """
     beside = path.with_name(f".{path.name}.{os.getpid()}")
-    with beside.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(beside, path)
+    try:
+        try:
+            with beside.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(beside, path)
+        finally:
+            beside.unlink(missing_ok=True)
+    except OSError as error:
+        raise unwritable(path, error) from error
+
+
+def unwritable(path: Path, error: OSError) -> CheckpointError:
+    """The error of a file that the disk does not take."""
+    return CheckpointError(
+        f"{path} cannot be written: {error.strerror or error}. Make it writable, or free some space."
+    )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Orbax logs a traceback for each of its threads that fails, beside the error that it raises."""
+    logger, hook = logging.getLogger("absl"), sys.unraisablehook
+    before, logger.disabled, sys.unraisablehook = logger.disabled, True, lambda _: None
+    try:
+        yield
+    finally:
+        logger.disabled, sys.unraisablehook = before, hook
 
 
 def steps(folder: Path) -> dict[int, Path]:
@@ -96,7 +126,7 @@ def save(folder: Path, step: int, state: Any, notes: Mapping[str, Any], keep: in
         for cut_off in folder.glob(".writing_*"):
             shutil.rmtree(cut_off, ignore_errors=True)
         beside.mkdir()
-        with ocp.StandardCheckpointer() as writer:
+        with _quiet(), ocp.StandardCheckpointer() as writer:
             writer.save((beside / STATE).absolute(), state)
         files = {
             name: {"bytes": path.stat().st_size, "sha256": _digest(path)}
@@ -109,20 +139,21 @@ def save(folder: Path, step: int, state: Any, notes: Mapping[str, Any], keep: in
             "arrays": _arrays(state),
             "files": files,
         }
-        write_text(beside / MANIFEST, json.dumps(manifest, indent=1) + "\n")
+        write_text(beside / MANIFEST, json.dumps(manifest, indent=1, allow_nan=False) + "\n")
         shutil.rmtree(target, ignore_errors=True)
         os.replace(beside, target)
         for _, old in list(steps(folder).items())[:-keep]:
             shutil.rmtree(old, ignore_errors=True)
-    except (
-        OSError,
-        ValueError,
-    ) as error:  # ValueError: Orbax's, for what it cannot hold, such as an array of size 0
+    # ValueError: Orbax's, also for what it cannot hold, such as an array of size 0
+    except (OSError, ValueError, CheckpointError) as error:
+        why = str(error).rpartition('": ')[2]  # Orbax begins with where in its own files it was
         raise CheckpointError(
-            f"The checkpoint of step {step} could not be written to {target}: {error}. "
+            f"The checkpoint of step {step} could not be written to {target}: {why}. "
             "Checkpoints of earlier steps are untouched. If the disk is full, free some space or "
             "choose another run folder."
         ) from error
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)  # nothing is there unless it was cut off
     return target
 
 
@@ -212,7 +243,7 @@ def restore(checkpoint: Checkpoint, like: Any) -> Any:
             )
     abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
     try:
-        with ocp.StandardCheckpointer() as reader:
+        with _quiet(), ocp.StandardCheckpointer() as reader:
             return reader.restore((checkpoint.folder / STATE).absolute(), abstract)
     except Exception as error:  # Orbax raises whatever its backends do
         raise _damaged(checkpoint.folder, f"Orbax cannot read its state ({error})") from error

@@ -14,6 +14,8 @@ import jax
 import numpy as np
 from flax import nnx
 
+from collc.errors import StepError
+
 Step = Callable[
     [Any, Any, Any], jax.Array
 ]  # (model, optimizer, batch) -> loss, updating the first two in place
@@ -69,7 +71,8 @@ def side_by_side(
     """Run `steps` steps both ways from `fresh()` state on `batch(t)`; None if `stop()` says so
     before the end.
 
-    `done(t)` is told how many steps are finished.
+    `done(t)` is told how many steps are finished. Raises StepError if a parameter is not finite at
+    the end.
     """
     ways, states, times = (plan, lax), (fresh(), fresh()), np.zeros((steps, 2))
     start = _parameters(states[0][0])
@@ -82,6 +85,12 @@ def side_by_side(
         done(t + 1)
     one, other = _parameters(states[0][0]), _parameters(states[1][0])
     difference = {name: float(np.abs(one[name] - other[name]).max()) for name in one}
+    for name, largest in difference.items():
+        if not np.isfinite(largest):
+            raise StepError(
+                f"After {steps} steps both ways, {name} is no longer finite: there is nothing to "
+                "compare. Train afresh with a lower learning rate."
+            )
     where = max(difference, key=lambda name: difference[name])
     timed = times[min(WARM, steps - 1) :]
     low, middle, high = (

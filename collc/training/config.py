@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,20 @@ if TYPE_CHECKING:
     import jax
 
 CONFIG = "config.json"
+
+
+MOST = 2**31 - 2  # of a counter of int32
+LIMITS = {
+    **dict.fromkeys(("batch", "seq", "steps"), (1, MOST)),
+    **dict.fromkeys(("save_every", "evaluate_every", "evaluation_batches"), (1, MOST)),
+    "side_by_side": (0, MOST),
+    "seed": (0, 2**32 - 1),  # jax takes the lower 32 bits of larger ones
+}
+
+
+def _whole_path(source: str) -> str:
+    path, colon, name = source.rpartition(".py:")
+    return f"{os.path.abspath(path)}.py:{name}" if colon else source
 
 
 @dataclass(frozen=True)
@@ -43,13 +58,26 @@ class TrainConfig:
     side_by_side: int = 20  # steps run both ways at the end; 0: none
 
     def __post_init__(self) -> None:
-        for name in ("batch", "seq", "steps", "save_every", "evaluate_every", "evaluation_batches"):
-            if getattr(self, name) < 1:
-                raise DataError(f"{name} must be at least 1, but is {getattr(self, name)}.")
-        if self.side_by_side < 0 or self.seed < 0:
-            raise DataError("side_by_side and seed must not be negative.")
-        if not (self.lr > 0 and math.isfinite(self.lr)):
-            raise DataError(f"lr must be a positive number, but is {self.lr}.")
+        # Also the types: a config is read from a file that anyone may have edited.
+        for name, kind in (("mesh", str), ("model", str), ("resume", bool), ("demo", bool)):
+            if not isinstance(value := getattr(self, name), kind):
+                raise DataError(f"{name} must be a {kind.__name__}, but is {value!r}.")
+        for name, (least, most) in LIMITS.items():
+            value = getattr(self, name)
+            if type(value) is not int or not least <= value <= most:
+                raise DataError(f"{name} must be from {least} to {most:,}, but is {value!r}.")
+        for name, least in (("lr", math.ulp(0)), ("weight_decay", 0)):
+            value = getattr(self, name)
+            if type(value) not in (int, float) or not least <= value < math.inf:
+                kind = "a positive" if least else "no negative"
+                raise DataError(f"{name} must be {kind} number, but is {value!r}.")
+        given = self.schedules
+        if not isinstance(given, Mapping) or not all(isinstance(x, str) for x in given.values()):
+            raise DataError(f"schedules must name one for each axis, but is {given!r}.")
+        parse_mesh(self.mesh)
+        # By its whole path, a schedule's file is found from any folder that the run is resumed in.
+        whole = {axis: _whole_path(source) for axis, source in given.items()}
+        object.__setattr__(self, "schedules", whole)
 
     def identity(self) -> dict[str, Any]:
         """The fields that decide what is learned; a resumed run must agree in all of them."""
@@ -94,6 +122,8 @@ def resumed(folder: str | Path, **given: Any) -> TrainConfig:
     holds no run.
     """
     folder = Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise CheckpointError(f"{folder} is a file, not the folder of a run. Check its name.")
     try:
         config = TrainConfig.from_json(
             json.loads((folder / CONFIG).read_text(encoding="utf-8"))["config"]
@@ -102,19 +132,28 @@ def resumed(folder: str | Path, **given: Any) -> TrainConfig:
         raise CheckpointError(
             f"{folder} holds no run to resume: it has no {CONFIG}. Check the folder's name."
         ) from error
-    except (OSError, ValueError, KeyError, TypeError, CollcError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, CollcError) as error:
         raise CheckpointError(
-            f"{folder / CONFIG} is not the config of a run ({error!r}). Start a fresh run."
+            f"{folder / CONFIG} is not the config of a run ({type(error).__name__}: {error}). "
+            "Put the right one back, or start a fresh run in another folder."
         ) from error
     return dataclasses.replace(config, **{**given, "folder": folder, "resume": True})
 
 
 def make_mesh(text: str) -> "jax.sharding.Mesh":
-    """The mesh of a run over jax's first devices. Raises MeshError if there are too few."""
+    """The mesh of a run over jax's first devices. Raises MeshError if there are too few or none."""
     import jax
 
     shape = parse_mesh(text)
-    needed, devices = math.prod(shape.values()), jax.devices()
+    try:
+        needed, devices = math.prod(shape.values()), jax.devices()
+    except (RuntimeError, AssertionError) as error:  # jax asserts where it lacks the plug-in
+        why = str(error) or "its plug-in is not installed"
+        platforms = jax.config.jax_platforms  # pyright: ignore[reportAttributeAccessIssue]
+        raise MeshError(
+            f"jax has no devices for JAX_PLATFORMS={platforms} ({why}). Set it to a platform that "
+            "this machine has, such as cpu, or unset it."
+        ) from error
     if needed > len(devices):
         raise MeshError(
             f"The mesh {text} needs {needed} devices, but jax has {len(devices)} "

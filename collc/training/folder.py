@@ -2,23 +2,32 @@
 
 config.json   the config and the corpus's digest      metrics.jsonl   a line a step
 plan.txt      the plan with its schedules' digests    summary.json    how it ended
-checkpoints/  see checkpoint.py
+checkpoints/  see checkpoint.py                       .lock           held while a process writes
 """
 
 import difflib
 import json
+import os
 import shlex
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
 from collc.errors import CheckpointError, DataError, PlanError
 from collc.training import checkpoint
-from collc.training.checkpoint import Checkpoint, write_text
+from collc.training.checkpoint import Checkpoint, unwritable, write_text
 from collc.training.config import CONFIG, TrainConfig, resumed
 
 PLAN, METRICS, SUMMARY, CHECKPOINTS = "plan.txt", "metrics.jsonl", "summary.json", "checkpoints"
+LOCK = ".lock"
 
 
 @dataclass(frozen=True)
@@ -50,43 +59,90 @@ def _fresh_path(demo: bool) -> Path:
     return next(path for path in paths if not path.exists())
 
 
-def open_run(config: TrainConfig, plan: str, corpus: str) -> RunFolder:
-    """Make the folder of a fresh run, or check that of a resumed one. `plan` is its text,
-    `corpus` its digest.
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the folder's lock, which the system releases when the process ends, however it ends.
 
-    Raises CheckpointError if a fresh run would write over another one or a resumed one would not be
-    the same; PlanError if the plan or one of its schedules differs; DataError if the text does.
+    Raises CheckpointError if another process has it, or the folder cannot be written. Where the
+    file system has no locks there is none.
     """
-    if config.resume:
-        return _reopen(config, plan, corpus)
-    path = config.folder or _fresh_path(config.demo)
+    lock = path / LOCK
+    try:
+        file = lock.open("a+", encoding="utf-8")
+    except OSError as error:
+        raise unwritable(path, error) from error
+    with file:
+        if fcntl:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                owner = lock.read_text(encoding="utf-8").strip() or "unknown"
+                raise CheckpointError(
+                    f"The run in {path} is being written by another process (pid {owner}). Wait "
+                    "for its end or stop it, or choose a fresh folder."
+                ) from error
+            except OSError:
+                pass
+        with suppress(OSError):  # on a full disk the owner stays unnamed
+            file.truncate(0)
+            file.write(f"{os.getpid()}\n")
+            file.flush()
+        yield
+
+
+def _holds_nothing(path: Path) -> bool:
+    """Whether it is empty or has only what a run leaves that finished no step, however it ended."""
+    names = {file.name for file in path.iterdir()}
+    ours = {name for name in names if name.startswith((f".{PLAN}.", f".{CONFIG}.", f".{METRICS}."))}
+    if METRICS in names and (path / METRICS).stat().st_size == 0:
+        ours.add(METRICS)
+    return not names or (LOCK in names and names <= {LOCK, PLAN, CONFIG, *ours})
+
+
+def _check_fresh(path: Path) -> None:
     if path.exists() and not path.is_dir():
         raise CheckpointError(f"{path} is a file, not a folder. Choose another run folder.")
+    if not path.exists() or _holds_nothing(path):
+        return
     if (path / CONFIG).exists():
         done = max(checkpoint.steps(path / CHECKPOINTS), default=0)
         raise CheckpointError(
             f"{path} already holds a run ({done} steps in its last checkpoint). Go on with it: "
             f"{resume_command(path)}; or choose a fresh folder."
         )
-    if path.exists() and any(path.iterdir()):
-        raise CheckpointError(
-            f"{path} is not empty and holds no run of collc. Choose a fresh folder."
-        )
+    raise CheckpointError(f"{path} is not empty and holds no run of collc. Choose a fresh folder.")
+
+
+@contextmanager
+def open_run(config: TrainConfig, plan: str, corpus: str) -> Iterator[RunFolder]:
+    """Make the folder of a fresh run, or check that of a resumed one, and keep others out of it.
+    `plan` is its text, `corpus` its digest.
+
+    Raises CheckpointError if a fresh run would write over another one, a resumed one would not be
+    the same, or another process is at it; PlanError if the plan or one of its schedules differs;
+    DataError if the text does.
+    """
+    if config.resume:
+        path = same_run(config)
+        with locked(path):
+            yield RunFolder(path, _checkpoint(path, plan, corpus))
+        return
+    path = config.folder or _fresh_path(config.demo)
     try:
+        _check_fresh(path)
         path.mkdir(parents=True, exist_ok=True)
-        write_text(path / PLAN, plan)
-        write_text(
-            path / CONFIG,
-            json.dumps({"config": config.to_json(), "corpus": corpus}, indent=1) + "\n",
-        )
     except OSError as error:
-        raise CheckpointError(
-            f"The run folder {path} cannot be written: {error}. Choose another one."
-        ) from error
-    return RunFolder(path, None)
+        raise unwritable(path, error) from error
+    with locked(path):
+        _check_fresh(path)  # another process may have been quicker
+        write_text(path / PLAN, plan)
+        saved = {"config": config.to_json(), "corpus": corpus}
+        write_text(path / CONFIG, json.dumps(saved, indent=1, allow_nan=False) + "\n")
+        yield RunFolder(path, None)
 
 
-def _reopen(config: TrainConfig, plan: str, corpus: str) -> RunFolder:
+def same_run(config: TrainConfig) -> Path:
+    """The folder to resume in. CheckpointError if the config of its run is another one."""
     if config.folder is None:
         known = sorted(
             (path.parent for path in Path("runs").glob(f"*/{CONFIG}")),
@@ -101,6 +157,11 @@ def _reopen(config: TrainConfig, plan: str, corpus: str) -> RunFolder:
                 f"The run in {path} has {name}={before[name]!r}, but {name}={value!r} was asked "
                 "for: that would be another run. Resume without it, or choose a fresh folder."
             )
+    return path
+
+
+def _checkpoint(path: Path, plan: str, corpus: str) -> Checkpoint | None:
+    """The one to go on from, if there is one; it and the folder agree with plan and corpus."""
     try:
         old_plan = (path / PLAN).read_text(encoding="utf-8")
         old_corpus = json.loads((path / CONFIG).read_text(encoding="utf-8"))["corpus"]
@@ -113,23 +174,22 @@ def _reopen(config: TrainConfig, plan: str, corpus: str) -> RunFolder:
         if saved is not None and saved != plan:
             raise PlanError(
                 f"The plan of the run in {path} is not today's: a schedule's file has changed, or "
-                "its name means another one. - is the run's, + is "
-                f"today's:\n{_difference(saved, plan)}\nRestore the schedule, or choose a fresh "
-                "folder."
+                "its name means another one. - is the run's, + is today's:\n"
+                f"{_difference(str(saved), plan)}\nRestore the schedule, or choose a fresh folder."
             )
     for saved in (old_corpus, found and found.notes.get("corpus")):
         if saved is not None and saved != corpus:
             raise DataError(
-                f"The run in {path} was trained on another text (digest {saved[:12]}, here "
+                f"The run in {path} was trained on another text (digest {str(saved)[:12]}, here "
                 f"{corpus[:12]}): this Python's standard library is another one. Resume with the "
                 "Python that began it, or choose a fresh folder."
             )
-    if found and found.notes.get("identity") != before:
+    if found and found.notes.get("identity") != resumed(path).identity():
         raise CheckpointError(
             f"{found.folder} is of another run than {path / CONFIG}: their configs differ. "
             "Nothing was changed. Put the right checkpoint back, or choose a fresh folder."
         )
-    return RunFolder(path, found)
+    return found
 
 
 def _difference(old: str, new: str) -> str:

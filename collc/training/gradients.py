@@ -1,5 +1,6 @@
 """``collc.value_and_grad``: ``jax.value_and_grad`` over a plan, under plain ``jit``."""
 
+import dataclasses
 import functools
 import inspect
 import sys
@@ -13,11 +14,11 @@ from jax.sharding import PartitionSpec
 
 from collc.errors import DataError, StepError
 from collc.lowering.collectives import pmean
-from collc.planning.plan import Plan
+from collc.planning.plan import Plan, check_plan
 from collc.training.kinds import Batch
 from collc.training.layouts import is_array
 from collc.training.modules import Modules, is_module
-from collc.training.step import Step
+from collc.training.step import Step, argument_names
 
 
 def value_and_grad(
@@ -36,7 +37,8 @@ def value_and_grad(
     and the gradients come back as means over all devices. Only the plan's axes are manual, so axes
     for tensor parallelism and FSDP stay with XLA.
 
-    ``argnums``: the positions to differentiate, integers from 0, or ``nnx.DiffState`` for modules.
+    ``argnums``: the positions to differentiate, integers from 0 (negative ones count from the last
+    positional argument that ``loss_fn`` has), or ``nnx.DiffState`` for modules.
     ``batch``: names of the arguments that are split on dimension 0; by default all that are not
     differentiated. ``microbatches=k`` takes each device's part in k pieces, adds up their gradients
     in at least float32, and reduces once; what ``has_aux`` returns is stacked, [k, ...], but
@@ -47,14 +49,15 @@ def value_and_grad(
     Auxiliary results have to be the same on all ranks: reduce them inside, or mark them with
     ``collc.Batch``. Raises StepError where they are not, DataError for batches that do not divide.
     """
-    if not isinstance(plan, Plan):
-        raise StepError(f"collc.value_and_grad takes a plan, not {plan!r}. See collc.plan.")
+    check_plan(plan, "collc.value_and_grad")
+    if not callable(loss_fn):
+        raise StepError(f"collc.value_and_grad takes a loss function, not {loss_fn!r}.")
     signature = inspect.signature(loss_fn)
     names = list(signature.parameters)
-    differentiated = [names[i] for i in _positions(argnums, loss_fn, signature)]
-    if batch is None:
-        batch = [name for name in names if name not in differentiated]
-    batches = (batch,) if isinstance(batch, str) else tuple(batch)
+    argnums, positions = _positions(argnums, loss_fn, signature)
+    differentiated = [names[i] for i in positions]
+    rest = tuple(name for name in names if name not in differentiated)
+    batches = rest if batch is None else argument_names(batch)
     for name in batches:
         if name in differentiated:
             raise StepError(f"batch={name!r} is differentiated (argnums={argnums!r}): not both.")
@@ -66,7 +69,9 @@ def value_and_grad(
     @functools.wraps(loss_fn)
     def step(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
-        split = [name for name in batches if name in bound.arguments]
+        split = [
+            name for name, x in bound.arguments.items() if name in batches and not is_module(x)
+        ]
         bound.apply_defaults()  # so that positions are those of the signature
         values = bound.arguments
         nnx = sys.modules.get("flax.nnx") if is_module(values[differentiated[0]]) else None
@@ -88,22 +93,27 @@ def value_and_grad(
         value, grads = pmean((value, grads), specs=sharded)
         return ((value, aux) if has_aux else value), grads
 
-    return Step(step, plan, batches)
+    return Step(step, plan, batches, named=batch is not None)
 
 
 def _positions(
     argnums: Any, loss_fn: Callable[..., Any], signature: inspect.Signature
-) -> list[int]:
-    """argnums as positions among the arguments that can be passed by position."""
+) -> tuple[Any, list[int]]:
+    """argnums without negative numbers, and its positions among the arguments that have one."""
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     count = sum(p.kind in positional for p in signature.parameters.values())
     each = argnums if isinstance(argnums, list | tuple) else (argnums,)
     numbers = [getattr(x, "argnum", x) for x in each]  # nnx.DiffState has one
+    numbers = [i + count if type(i) is int and -count <= i < 0 else i for i in numbers]
     name = getattr(loss_fn, "__name__", "the loss")
-    if not numbers or not all(isinstance(i, int) and 0 <= i < count for i in numbers):
+    if not numbers or not all(type(i) is int and 0 <= i < count for i in numbers):
         last = f"0 to {count - 1}" if count else "none, it has no positional arguments"
         raise StepError(f"argnums={argnums!r}: the positions of {name}'s arguments are {last}.")
-    return numbers
+    if len(set(numbers)) < len(numbers):
+        raise StepError(f"argnums={argnums!r} names an argument twice.")
+    pairs = zip(each, numbers, strict=True)
+    same = [dataclasses.replace(x, argnum=i) if hasattr(x, "argnum") else i for x, i in pairs]
+    return (tuple(same) if isinstance(argnums, list | tuple) else same[0]), numbers
 
 
 def _partial(plan: Plan) -> bool:

@@ -16,10 +16,10 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 
-from collc.errors import MeshError, StepError, nearest
+from collc.errors import DataError, MeshError, StepError, nearest
 from collc.lowering import context
 from collc.lowering.ranks import rank_in
-from collc.planning.plan import Plan
+from collc.planning.plan import Plan, check_plan
 
 AXES = "collc_axes"  # the metadata of a ranked nnx.Variable
 
@@ -30,11 +30,15 @@ class Ranked:
     """A pytree of values of which every rank has its own.
 
     Outside a step each leaf is [size of each of ``axes`` in turn..., shape...]; inside, the slice
-    [shape...] of this rank. It leaves the step as it came. Without ``axes``: over all of the plan's.
+    [shape...] of this rank. It leaves the step as it came. ``axes``: a name or several; without,
+    all of the plan's.
     """
 
     value: Any
-    axes: tuple[str, ...] = field(default=())
+    axes: str | Sequence[str] = field(default=())
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "axes", _names(self.axes))
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["value"], meta_fields=[])
@@ -45,6 +49,10 @@ class Batch:
     value: Any
 
 
+def _names(axes: str | Sequence[str] | None) -> tuple[str, ...]:
+    return (axes,) if isinstance(axes, str) else tuple(axes or ())
+
+
 def _is_ranked(x: Any) -> bool:
     return isinstance(x, Ranked)
 
@@ -52,21 +60,25 @@ def _is_ranked(x: Any) -> bool:
 def rank_axes(x: Any) -> tuple[str, ...] | None:
     """The axes of a Ranked node or of a ranked nnx.Variable; None for anything else."""
     if isinstance(x, Ranked):
-        return x.axes
+        return _names(x.axes)
     nnx = sys.modules.get("flax.nnx")
     if nnx is not None and isinstance(x, nnx.Variable):
         return x.get_metadata().get(AXES)
     return None
 
 
-def ranked(value: Any, plan: Plan, axes: Sequence[str] | None = None, *, of: Any = None) -> Any:
+def ranked(
+    value: Any, plan: Plan, axes: str | Sequence[str] | None = None, *, of: Any = None
+) -> Any:
     """Gives every rank its own copy of a value, over the plan's axes or some of them.
 
     A pytree comes back as a ``Ranked`` node. An nnx module is changed in place: its variables of
     the type ``of``, as in ``collc.ranked(model, plan, of=nnx.BatchStat)``, get the leading
-    dimensions. Raises MeshError for unknown axes, StepError where ``of`` selects nothing.
+    dimensions. Raises MeshError for unknown axes, StepError where ``of`` selects nothing, DataError
+    for what is no array.
     """
-    chosen = plan.axes if axes is None else tuple(axes)
+    check_plan(plan, "collc.ranked")
+    chosen = plan.axes if axes is None else _names(axes)
     for axis in chosen:
         if axis not in plan.axes:
             raise MeshError(f"the plan has no axis {axis!r}. {nearest(axis, plan.axes)}")
@@ -74,7 +86,12 @@ def ranked(value: Any, plan: Plan, axes: Sequence[str] | None = None, *, of: Any
     sizes = [dict(plan.sizes)[a] for a in chosen]
 
     def spread(x: Any) -> jax.Array:
-        x = jnp.asarray(x)
+        try:
+            x = jnp.asarray(x)
+        except (TypeError, ValueError) as e:
+            raise DataError(
+                f"collc.ranked takes arrays, but there is a {type(x).__name__}: {e}"
+            ) from None
         wide = jnp.broadcast_to(x, (*sizes, *x.shape))
         if isinstance(plan.mesh, jax.sharding.Mesh) and not isinstance(wide, Tracer):
             return jax.device_put(wide, NamedSharding(plan.mesh, PartitionSpec(*chosen)))
@@ -87,7 +104,7 @@ def ranked(value: Any, plan: Plan, axes: Sequence[str] | None = None, *, of: Any
         if any(isinstance(x, Ranked) for x in jax.tree.leaves(value, is_leaf=_is_ranked)):
             raise StepError("ranked: the value is ranked already. Call it once.")
         return Ranked(jax.tree.map(spread, value), chosen)
-    if of is None:
+    if not isinstance(of, type):
         raise StepError(
             "ranked(module, plan) needs of=, the type of the variables, as nnx.BatchStat"
         )

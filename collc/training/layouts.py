@@ -56,6 +56,12 @@ def is_array(x: Any) -> bool:
     return isinstance(x, jax.Array | np.ndarray | np.generic)
 
 
+def is_constant(x: Any) -> bool:
+    """Whether an argument is one constant as a whole: a flag, a name, a number, or nothing."""
+    leaves = jax.tree.leaves(x)
+    return not leaves or (leaves[0] is x and not is_array(x))
+
+
 class Arguments:
     """A call's arguments as arrays: the arrays, their layouts, and the way back.
 
@@ -95,7 +101,10 @@ class Arguments:
         return [_reshard(jnp.asarray(v), leaf, self.plan) for v, leaf in pairs]
 
     def _argument(self, name: str, value: Any) -> Iterator[Leaf]:
-        for path, leaf, mark in _leaves(value):
+        found = list(_leaves(value))
+        if name in self.batch and not found:
+            raise DataError(f"{self.step}: {name} holds no array, but batch= names it.")
+        for path, leaf, mark in found:
             own = f"{name}{path}"
             if isinstance(mark, Batch):
                 raise StepError(
@@ -104,13 +113,21 @@ class Arguments:
                 )
             if mark is not None:
                 yield self._ranked(own, leaf, rank_axes(mark) or self.plan.axes)
-            elif name in self.batch and is_array(leaf):
+            elif name in self.batch:
                 yield self._split(own, leaf)
             else:
                 yield Leaf(own)
 
     def _split(self, path: str, leaf: Any) -> Leaf:
+        if not is_array(leaf):
+            raise DataError(
+                f"{self.step}: {path} is a {type(leaf).__name__}, but what batch= names holds arrays, "
+                "which are split on dimension 0. Make it one (np.asarray), or pass it as an argument "
+                "of its own."
+            )
         shape, ranks = np.shape(leaf), self.plan.ranks
+        if shape and shape[0] == 0:
+            raise DataError(f"{self.step}: {path} has shape {shape}: the batch is empty.")
         if not shape or shape[0] % ranks:
             found = f"its dimension 0 is {shape[0]}" if shape else "it is a scalar"
             remedy = (
@@ -140,6 +157,14 @@ def results(step: str, plan: Plan, result: Any) -> Iterator[Leaf]:
     """The layouts of what a step returns, in the order of its leaves. Raises StepError."""
     for path, leaf, mark in _leaves(result):
         own = f"result{path}"
+        try:
+            jax.typeof(leaf)
+        except TypeError:
+            raise StepError(
+                f"{step}: {own} is a {type(leaf).__name__}, but a step is a plain function that "
+                "returns arrays, numbers, None, and pytrees of them. Leave it out: what is no array "
+                "is known before the step runs."
+            ) from None
         if mark is None:
             yield Leaf(own)
         elif not isinstance(mark, Batch):

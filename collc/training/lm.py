@@ -3,7 +3,6 @@
 import functools
 import json
 import math
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +13,7 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 from rich.console import Console
 
-from collc.errors import DataError, MeshError, nearest
+from collc.errors import CollcError, DataError, MeshError, PlanError, nearest
 from collc.lowering.collectives import pmean
 from collc.models import transformer
 from collc.planning.plan import Plan
@@ -23,6 +22,7 @@ from collc.training import checkpoint, compare, data, folder, loop, report
 from collc.training.checkpoint import write_text
 from collc.training.compare import SideBySide
 from collc.training.config import TrainConfig, make_mesh
+from collc.training.interrupt import Interrupt
 from collc.training.report import Summary
 from collc.training.step import schedule
 
@@ -161,40 +161,96 @@ def train(
     config: TrainConfig,
     console: Console | None = None,
     after: Callable[[int], object] | None = None,
+    interrupt: Interrupt | None = None,
 ) -> Summary:
     """Train as `config` says, talking to `console`, and leave a run folder.
 
     `after(step)` is called after each step. The mesh's devices must exist: the number of virtual
     ones is set before jax is imported. Raises MeshError, PlanError, ScheduleError, DataError and
-    CheckpointError before anything is written, StepError if the loss is no longer finite. Ctrl-C
-    and SIGTERM finish the step, save, and say how to resume; see `Summary.exit_status`.
+    CheckpointError before anything is written, StepError if a loss is no longer finite. Ctrl-C and
+    SIGTERM finish the step, save, and say how to resume; see `Summary.exit_status`. A finished run
+    that is resumed is only shown again. `interrupt`: one that the caller has entered already.
     """
     console = console or Console()
+    if config.resume and (done := Summary.finished(folder.same_run(config))):
+        report.closing(console, done)
+        report.say(console, "This run is finished: there is nothing to resume.")
+        return done
     mesh = make_mesh(config.mesh)
     data.divide(config.batch, mesh.size)
     model_config(config.model)
     corpus = data.corpus()
+    _check_windows(config, corpus)
     entropy = data.entropy(corpus.train, corpus.validation)
-    plan = make_plan(mesh, dict(config.schedules))
+    plan, plan_text = _plan(config, mesh)
+    trainer = Trainer(config, mesh, plan, corpus)
+    with (
+        interrupt or Interrupt() as interrupt,
+        folder.open_run(config, plan_text, corpus.digest) as run,
+    ):
+        interrupt.starting = False
+        report.opening(console, plan.explain(), run, config, corpus, trainer.parameters, mesh.size)
+        notes = {
+            "identity": config.identity(),
+            "corpus": corpus.digest,
+            "plan": plan_text,
+            "jax": jax.__version__,
+        }
+        try:
+            summary = _run(trainer, run, notes, entropy, console, interrupt, after)
+        except KeyboardInterrupt:
+            saved = max(checkpoint.steps(run.checkpoints), default=0)
+            report.say(
+                console, f"Stopped at once. The last checkpoint is of step {saved}. To go on:"
+            )
+            report.say(console, f"  {folder.resume_command(run.path)}")
+            raise
+        report.closing(console, summary)
+    return summary
+
+
+def _check_windows(config: TrainConfig, corpus: data.Corpus) -> None:
+    """DataError if the text is too short for an example, or for a batch."""
+    data.batch(corpus.train, config.seed, 0, 1, config.seq)
+    data.validation_batches(corpus.validation, 1, config.seq, 1)
+    if config.batch * config.seq > len(corpus.train):
+        raise DataError(
+            f"A batch of {config.batch:,} × {config.seq:,} bytes is more than the whole text, "
+            f"which has {len(corpus.train):,}. Choose a smaller batch or seq."
+        )
+
+
+def _plan(config: TrainConfig, mesh: jax.sharding.Mesh) -> tuple[Plan, str]:
+    """The plan and its text."""
     for axis in mesh.axis_names:
-        if axis not in plan.axes:
+        if axis not in config.schedules:
             raise MeshError(
                 f"The mesh {config.mesh} has the axis {axis}, but no schedule was given for it. "
                 "Give it one; native is XLA's own."
             )
-    plan_text = plan.text
-    trainer = Trainer(config, mesh, plan, corpus)
-    run = folder.open_run(config, plan_text, corpus.digest)
-    report.opening(console, plan.explain(), run, config, corpus, trainer.parameters, mesh.size)
-    if run.checkpoint:
-        trainer.load(checkpoint.restore(run.checkpoint, trainer.state()))
+    try:
+        plan = make_plan(mesh, dict(config.schedules))
+        return plan, plan.text
+    except CollcError as error:
+        if not config.resume:
+            raise
+        raise PlanError(
+            f"{error}\nThe run in {config.folder} needs its schedules as they were when it began. "
+            "Bring the file back, or start a fresh run in another folder."
+        ) from error
 
-    notes = {
-        "identity": config.identity(),
-        "corpus": corpus.digest,
-        "plan": plan_text,
-        "jax": jax.__version__,
-    }
+
+def _run(
+    trainer: Trainer,
+    run: folder.RunFolder,
+    notes: dict[str, Any],
+    entropy: data.Entropy,
+    console: Console,
+    interrupt: Interrupt,
+    after: Callable[[int], object] | None,
+) -> Summary:
+    """Train, validate and compare in an open folder, and leave the summary there."""
+    config = trainer.config
 
     def advance(step: int) -> float:
         loss = trainer.advance(step)
@@ -211,41 +267,43 @@ def train(
         save_every=config.save_every,
         evaluate_every=config.evaluate_every,
     )
+    if run.checkpoint:
+        trainer.load(checkpoint.restore(run.checkpoint, trainer.state()))
     metrics = loop.Metrics(run.path / folder.METRICS, run.start)
+    if config.resume and not run.checkpoint:
+        kept = f"; the old metrics are kept in {metrics.backup}" if metrics.backup else ""
+        report.say(console, f"no checkpoint: starting again from step 0{kept}")
     try:
-        with loop.Interrupt() as interrupt:
-            began = time.perf_counter()
-            step = loop.run(job, run.start, metrics, console, interrupt)
-            seconds = time.perf_counter() - began
-            final = 4 * config.evaluation_batches
-            validation = None if interrupt.signal else trainer.evaluate(final)
-            both = None if interrupt.signal else _side_by_side(trainer, console, interrupt)
-            summary = Summary(
-                folder=run.path,
-                step=step,
-                steps=config.steps,
-                parameters=trainer.parameters,
-                validation=validation,
-                validation_bytes=trainer.validation(final)[..., 1:].size,
-                unigram=entropy.unigram,
-                bigram=entropy.bigram,
-                seconds=round(seconds, 3),
-                tokens_per_s=round((step - run.start) * job.tokens / seconds, 1),
-                side_by_side=both,
-                interrupted=interrupt.signal,
-            )
-            if validation is not None:
-                metrics.write(step, validation_loss=validation, final=True)
-            write_text(run.path / folder.SUMMARY, json.dumps(summary.to_json(), indent=1) + "\n")
+        step = loop.run(job, run.start, metrics, console, interrupt)
+        final, validation, both = 4 * config.evaluation_batches, None, None
+        if not interrupt.signal:
+            validation = trainer.evaluate(final)
+            loop.check_finite("validation loss", validation, step, step)
+            metrics.write(step, validation_loss=validation, final=True)
+            both = _side_by_side(trainer, console, interrupt)
+        finished = validation is not None and (both or not config.side_by_side)
+        summary = Summary(
+            folder=run.path,
+            step=step,
+            steps=config.steps,
+            parameters=trainer.parameters,
+            validation=validation,
+            validation_bytes=trainer.validation(final)[..., 1:].size,
+            unigram=entropy.unigram,
+            bigram=entropy.bigram,
+            seconds=round(metrics.seconds, 3),
+            tokens_per_s=round(metrics.steps * job.tokens / (metrics.seconds or 1), 1),
+            side_by_side=both,
+            interrupted=0 if finished else interrupt.signal,
+        )
+        text = json.dumps(summary.to_json(), indent=1, allow_nan=False)
+        write_text(run.path / folder.SUMMARY, text + "\n")
     finally:
         metrics.close()
-    report.closing(console, summary)
     return summary
 
 
-def _side_by_side(
-    trainer: Trainer, console: Console, interrupt: loop.Interrupt
-) -> SideBySide | None:
+def _side_by_side(trainer: Trainer, console: Console, interrupt: Interrupt) -> SideBySide | None:
     if not (steps := trainer.config.side_by_side):
         return None
     with console.status(f"The first {steps} steps again, both ways ...") as status:

@@ -3,103 +3,88 @@
 It knows nothing of models or plans: `Job` is what it is to do, `run` does it.
 """
 
+import contextlib
+import itertools
 import json
 import math
 import os
-import signal
 import statistics
-import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType, TracebackType
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from collc.errors import CheckpointError, StepError
-from collc.training.checkpoint import write_text
+from collc.training.checkpoint import unwritable, write_text
+from collc.training.interrupt import Interrupt
 
 RECENT = 20  # steps whose median duration predicts the time left
-
-
-class Interrupt:
-    """While entered, SIGINT and SIGTERM are remembered in `signal` instead of stopping the process.
-
-    So a step can be finished and saved. A second one does what it would have done without. The old
-    handlers return on exit. Off the main thread, where Python has no signals, it does nothing.
-    """
-
-    SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-    def __init__(self) -> None:
-        self.signal = 0
-        self._old: dict[int, Any] = {}
-
-    def __enter__(self) -> "Interrupt":
-        if threading.current_thread() is threading.main_thread():
-            self._old = {number: signal.signal(number, self._remember) for number in self.SIGNALS}
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._restore()
-
-    def _restore(self) -> None:
-        for number, old in self._old.items():
-            signal.signal(number, signal.SIG_DFL if old is None else old)
-        self._old = {}
-
-    def _remember(self, number: int, frame: FrameType | None) -> None:
-        if self.signal:
-            self._restore()
-            os.kill(os.getpid(), number)
-        self.signal = number
 
 
 class Metrics:
     """A file of JSON objects, one a line, each with its `step`.
 
     Opened at step t, it forgets what was written after t (by a run that died after its last
-    checkpoint), the lines of a finished run's end, and a last line that was cut off.
+    checkpoint), the lines of a finished run's end, and a last line that was cut off. Opened at step
+    0, it forgets nothing: what was there is kept beside it, and `backup` says where.
+
+    `steps` and `seconds` say how many steps it holds and how long they took.
 
     Raises CheckpointError if the file cannot be read or written, or is something else.
     """
 
     def __init__(self, path: Path, start: int = 0) -> None:
-        kept: list[str] = []
-        self.last: dict[str, Any] = {}  # the last line that is kept
+        self._path, self.steps, self.seconds = path, 0, 0.0
+        self.backup: Path | None = None
         try:
             text = path.read_text(encoding="utf-8") if path.exists() else ""
-            for line in text.splitlines(keepends=True):
-                if not line.endswith("\n"):
-                    break
-                record = json.loads(line)
-                if record["step"] <= start and not record.get("final"):
-                    kept.append(line)
-                    self.last = record
-            write_text(path, "".join(kept))
-            self._file = path.open("a", encoding="utf-8")
+            kept = list(self._kept(text, start)) if start else []
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(
                 f"{path} is not a file of metrics that can be continued ({error!r}). Move it away "
                 "to resume without it."
             ) from error
+        try:
+            if text and not start:
+                names = (path.with_suffix(f".{n}{path.suffix}") for n in itertools.count(1))
+                self.backup = next(name for name in names if not name.exists())
+                os.rename(path, self.backup)
+            write_text(path, "".join(kept))
+            self._file = path.open("a", encoding="utf-8")
+        except OSError as error:
+            raise unwritable(path, error) from error
+
+    def _kept(self, text: str, start: int) -> Iterator[str]:
+        for line in text.splitlines(keepends=True):
+            if not line.endswith("\n"):
+                break
+            record = json.loads(line)
+            if record["step"] <= start and not record.get("final"):
+                self._count(record)
+                yield line
+
+    def _count(self, record: Mapping[str, Any]) -> None:
+        self.steps += "loss" in record
+        self.seconds = float(record.get("seconds", self.seconds))
 
     def write(self, step: int, **values: float) -> None:
         """Append one line; it is on its way to the disk when this returns."""
-        self._file.write(json.dumps({"step": step, **values}) + "\n")
-        self._file.flush()
+        record = {"step": step, **values}
+        try:
+            self._file.write(json.dumps(record, allow_nan=False) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise unwritable(self._path, error) from error
+        self._count(record)
 
     def close(self) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):  # write has told already
+            self._file.close()
 
 
 @dataclass(frozen=True)
@@ -135,11 +120,11 @@ def run(job: Job, start: int, metrics: Metrics, console: Console, interrupt: Int
 
     Returns the steps finished, of which a checkpoint exists then.
 
-    Raises StepError if the loss is no longer finite; the checkpoints before that are kept and no
+    Raises StepError if a loss is no longer finite; the checkpoints before that are kept and no
     further one is written.
     """
     recent: deque[float] = deque(maxlen=RECENT)
-    before, began = float(metrics.last.get("seconds", 0.0)), time.perf_counter()
+    before, began = metrics.seconds, time.perf_counter()
     step = start
     saved = start or None  # a fresh run has no checkpoint yet
     with _progress(console) as progress:
@@ -151,11 +136,7 @@ def run(job: Job, start: int, metrics: Metrics, console: Console, interrupt: Int
             loss = job.advance(step)
             duration = time.perf_counter() - tick
             step += 1
-            if not math.isfinite(loss):
-                raise StepError(
-                    f"The loss of step {step} is {loss}. The last checkpoint is that of step "
-                    f"{saved or 0}. Train afresh with a lower learning rate."
-                )
+            check_finite("loss", loss, step, saved or 0)
             elapsed, speed = before + time.perf_counter() - began, job.tokens / duration
             metrics.write(step, loss=loss, tokens_per_s=round(speed, 1), seconds=round(elapsed, 3))
             if step - start > 1 or step == job.steps:  # the first one compiles: it predicts nothing
@@ -174,6 +155,7 @@ def run(job: Job, start: int, metrics: Metrics, console: Console, interrupt: Int
                 saved = step
             if step % job.evaluate_every == 0 and step < job.steps and not interrupt.signal:
                 validation = job.evaluate()
+                check_finite("validation loss", validation, step, saved or 0)
                 metrics.write(
                     step,
                     validation_loss=validation,
@@ -187,6 +169,15 @@ def run(job: Job, start: int, metrics: Metrics, console: Console, interrupt: Int
         if saved != step:
             job.save(step)
     return step
+
+
+def check_finite(name: str, loss: float, step: int, saved: int) -> None:
+    """StepError if the loss after `step` steps is not finite; `saved` is the last checkpoint's."""
+    if not math.isfinite(loss):
+        raise StepError(
+            f"The {name} of step {step} is {loss}. The last checkpoint is that of step {saved}. "
+            "Train afresh with a lower learning rate."
+        )
 
 
 def _progress(console: Console) -> Progress:

@@ -1,10 +1,11 @@
 """What a run says before it begins and when it has ended."""
 
 import dataclasses
+import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from rich.console import Console
 from rich.table import Table
@@ -12,7 +13,7 @@ from rich.table import Table
 from collc.training.compare import SideBySide
 from collc.training.config import TrainConfig
 from collc.training.data import Corpus
-from collc.training.folder import PLAN, RunFolder, resume_command
+from collc.training.folder import PLAN, SUMMARY, RunFolder, resume_command
 from collc.training.loop import clock
 
 SHOWN = 40  # lines of a plan's explanation that a terminal gets; the whole is in the run folder
@@ -21,11 +22,11 @@ SHOWN = 40  # lines of a plan's explanation that a terminal gets; the whole is i
 @dataclass(frozen=True)
 class Summary:
     """How a run ended. Losses and entropies are in nats per byte of validation text. `seconds` is
-    the training alone, since it was last resumed, compilation included; `tokens_per_s` is over that
-    time.
+    the training alone, compilation included, as far as the metrics go back; `tokens_per_s` is over
+    that time.
 
-    `validation`, `side_by_side` are None if the run was interrupted; `interrupted` is then the
-    signal's number, else 0.
+    `interrupted` is 0 if the run is finished, else the number of the signal that stopped it. Then
+    `side_by_side` is None, and `validation` too if the signal came before it.
     """
 
     folder: Path
@@ -53,6 +54,21 @@ class Summary:
     def to_json(self) -> dict[str, Any]:
         return {**dataclasses.asdict(self), "folder": str(self.folder)}
 
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Self:
+        both = fields["side_by_side"]
+        return cls(**{**fields, "side_by_side": both and SideBySide(**both)})
+
+    @classmethod
+    def finished(cls, folder: Path) -> Self | None:
+        """What the run in a folder left when it was finished; None if it is not."""
+        try:
+            text = (folder / SUMMARY).read_text(encoding="utf-8")
+            summary = cls.from_json({**json.loads(text), "folder": folder})
+        except (OSError, ValueError, LookupError, TypeError):
+            return None
+        return None if summary.interrupted or summary.validation is None else summary
+
 
 def say(console: Console, text: str) -> None:
     """Print as it is: no markup (programs have brackets), no colours, no line broken by force."""
@@ -75,7 +91,7 @@ def opening(
         lines[SHOWN:] = [f"... {rest} more lines: the plan is in {run.path / PLAN}"]
     say(console, "\n".join(lines) + "\n")
     batch, seq = config.batch, config.seq
-    going_on = f", going on from step {run.start}" if run.start else ""
+    going_on = f", going on from step {run.start}" if run.checkpoint else ""
     say(
         console,
         f"text   {len(corpus.train):,} bytes of {corpus.train_files} files to train on, "
@@ -91,6 +107,8 @@ def closing(console: Console, summary: Summary) -> None:
     if summary.interrupted:
         say(console, f"Stopped and saved after step {summary.step} of {summary.steps}. To go on:")
         say(console, f"  {summary.resume_command}")
+        if summary.validation is not None:
+            say(console, "The comparison with jax.lax.pmean was skipped; that command does it.")
     if summary.validation is None:
         return
     console.print(_losses(summary, summary.validation))

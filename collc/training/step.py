@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, ParamSpec, TypeVar
 
@@ -12,10 +12,10 @@ from jax.sharding import PartitionSpec as P
 
 from collc.errors import StepError, nearest
 from collc.lowering import context
-from collc.planning.plan import Plan
+from collc.planning.plan import Plan, check_plan
 from collc.training.check import check
 from collc.training.kinds import Batch
-from collc.training.layouts import Arguments, Axes, Leaf, results, subsets
+from collc.training.layouts import Arguments, Axes, Leaf, is_constant, results, subsets
 from collc.training.modules import Modules, is_module
 
 Args = ParamSpec("Args")
@@ -23,7 +23,9 @@ Result = TypeVar("Result")
 
 
 def schedule(
-    plan: Plan, *, batch: str | Sequence[str] = ()
+    plan: Plan = None,  # pyright: ignore[reportArgumentType] -- so that a missing one is explained
+    *,
+    batch: str | Sequence[str] = (),
 ) -> Callable[[Callable[Args, Result]], "Step[Args, Result]"]:
     """Decorates a step that is written per device, to run on the plan's mesh under ``jit``.
 
@@ -36,16 +38,23 @@ def schedule(
     returned as replicated differs between ranks, or if what is the same already is summed again;
     DataError for a batch that does not divide.
     """
-    if not isinstance(plan, Plan):
-        raise StepError(f"@collc.schedule takes a plan, not {plan!r}. See collc.plan.")
-    names = (batch,) if isinstance(batch, str) else batch
-    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-        raise StepError(f"batch= takes the name of an argument, or several, not {batch!r}")
+    check_plan(plan, "@collc.schedule")
+    names = argument_names(batch)
 
     def decorate(step: Callable[Args, Result]) -> Step[Args, Result]:
+        if not callable(step):
+            raise StepError(f"@collc.schedule(...) decorates a function, not {step!r}.")
         return Step(step, plan, names)
 
     return decorate
+
+
+def argument_names(batch: Any) -> tuple[str, ...]:
+    """What ``batch=`` names. Raises StepError."""
+    names = (batch,) if isinstance(batch, str) else batch
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise StepError(f"batch= takes the name of an argument, or several, not {batch!r}")
+    return tuple(names)
 
 
 @dataclass
@@ -57,11 +66,21 @@ class _Traced:
 
 
 class Step(Generic[Args, Result]):
-    """A decorated step. Call it under ``jax.jit`` or ``nnx.jit``, with global arrays."""
+    """A decorated step. Call it under ``jax.jit`` or ``nnx.jit``, with global arrays.
 
-    def __init__(self, function: Callable[Args, Result], plan: Plan, batch: Sequence[str]) -> None:
+    ``named``: whether the user named the batch; where not, it may hold modules and constants.
+    """
+
+    def __init__(
+        self,
+        function: Callable[Args, Result],
+        plan: Plan,
+        batch: Sequence[str],
+        *,
+        named: bool = True,
+    ) -> None:
         functools.update_wrapper(self, function)
-        self.function, self.plan, self.batch = function, plan, tuple(batch)
+        self.function, self.plan, self.batch, self.named = function, plan, tuple(batch), named
         self.signature = inspect.signature(function)
         self.notes: list[str] = []  # of the last trace
         # jit copies a function's attributes, not its class: step.explain() is to work there, too.
@@ -78,6 +97,9 @@ class Step(Generic[Args, Result]):
         """The function's name, which messages begin with."""
         return getattr(self.function, "__name__", "step")
 
+    def __repr__(self) -> str:
+        return f"<step {self.name} over {self.plan}>"
+
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """A decorated method is one of its object, as any function is."""
         return self if instance is None else functools.partial(self, instance)
@@ -91,7 +113,8 @@ class Step(Generic[Args, Result]):
         bound = self.signature.bind(*args, **kwargs)
         modules = Modules(bound.arguments)
         plain = {k: v for k, v in bound.arguments.items() if k not in modules.objects}
-        arguments = Arguments(self.name, self.plan, plain, modules, self.batch)
+        batches = self._batches(bound.arguments, modules)
+        arguments = Arguments(self.name, self.plan, plain, modules, batches)
         body, traced = self._body(bound, modules, arguments)
         ranked = subsets(self.plan.axes)
         run = jax.shard_map(
@@ -102,6 +125,8 @@ class Step(Generic[Args, Result]):
             axis_names=set(self.plan.axes),
             check_vma=False,
         )
+        if len(self.plan.axes) < len(self.plan.mesh.axis_names):
+            run = jax.jit(run, inline=True)  # outside jit, jax takes no partly manual shard_map
         replicated, batch, by_axes = run(tuple(arguments.resharded()))
         pools = {("ranked", axes): iter(pool) for axes, pool in zip(ranked, by_axes, strict=True)}
         pools |= {("replicated", ()): iter(replicated), ("batch", self.plan.axes): iter(batch)}
@@ -109,6 +134,22 @@ class Step(Generic[Args, Result]):
         result, state = jax.tree.unflatten(traced.tree, flat)
         modules.update(state)
         return _unwrapped(result, modules)
+
+    def _batches(self, given: Mapping[str, Any], modules: Modules) -> list[str]:
+        """The arguments of a call that are split; one that was left at None is not there."""
+        found = []
+        for name in self.batch:
+            if name in modules.objects and self.named:
+                raise StepError(
+                    f"{self.name}: batch={name!r} names an nnx module, which is no batch: its "
+                    "variables are replicated, or ranked (collc.ranked). Name arguments of arrays."
+                )
+            if name not in given or name in modules.objects:
+                continue
+            absent = given[name] is None and self.signature.parameters[name].default is None
+            if not absent and (self.named or not is_constant(given[name])):
+                found.append(name)
+        return found
 
     def _refuse_inside(self) -> None:
         manual = jax.sharding.get_abstract_mesh().manual_axes

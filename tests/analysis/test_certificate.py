@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from collc.schedules import native, ring, tree
+from collc.schedules import native, ring, server, tree
 
 import collc
 from collc import language as cl
@@ -89,3 +89,26 @@ def test_schedules_of_one_name_in_two_files_differ():
 
     other = dataclasses.replace(all_gather, name="ring.all_gather")
     assert other != ring.all_gather and collc.parse(str(ring.all_gather)) == ring.all_gather
+
+
+def test_sizes_are_integers_of_any_make():
+    c = collc.verify(ring.all_reduce, n=np.int64(4))
+    assert c.sizes == (("", 4),) and type(c.sizes[0][1]) is int
+    for bad in (4.0, True, np.bool_(True), "4", 0, -1, None):
+        with pytest.raises(MeshError, match="the size of an axis is a positive integer"):
+            collc.verify(ring.all_reduce @ "gpu", gpu=bad)  # type: ignore[arg-type]
+
+
+def test_more_ranks_than_can_be_proved():
+    for schedule, sizes in [
+        (ring.all_reduce, {"n": 10**6}),
+        (ring.all_reduce @ ("x", "y"), {"x": 1000, "y": 1000}),
+    ]:
+        with pytest.raises(MeshError, match="1,000,000 ranks are more than the 65,536"):
+            collc.verify(schedule, **sizes)
+
+
+def test_one_step_is_one_step():
+    assert "   1 step, 3 rounds, " in str(collc.verify(server.push, n=4))
+    assert "   2 steps, 1 round" not in str(collc.verify(server.star, n=2))
+    assert "   1 step, 1 round, " in str(collc.verify(server.push, n=2))

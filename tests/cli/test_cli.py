@@ -159,7 +159,8 @@ def test_schedules_of_files(cli, file):
         ("__import__('os')", "gpu=4", "no schedule module '__import__'"),
         ("absent.py:star", "gpu=4", "no schedule file absent.py"),
         ("mine.py:sta", "gpu=4", "Did you mean star?"),
-        ("mine.py:star", "host=2,gpu=4", 'star_on_gpu = star @ "gpu"'),
+        ("mine.py:star", "host=2,gpu=4", '"mine.py:star @ gpu"'),
+        ("mine.py:star.reversed()", "host=2,gpu=4", '"mine.py:(star.reversed()) @ gpu"'),
         ("mine.py:endless", "gpu=2", "still yielding after"),
         ("mine.py:nonsense", "gpu=4", "yielded 42"),
         ("mine.py:raises", "gpu=4", "out of luck"),
@@ -213,6 +214,8 @@ def test_a_file_that_cannot_be_loaded(refused, tmp_path):
         ("gpu=²", "positive integer"),
         ("gpu=2,gpu=4", "axis gpu is named twice"),
         ("my-gpu=2", "'my-gpu' cannot name an axis"),
+        ("for=2", "'for' cannot name an axis"),
+        ("None=2", "'None' cannot name an axis"),
         ("n=4", "give the axis a name"),
         ("gpu=65537", "65,537 ranks are more than"),
         ("host=1000,gpu=1000", "1,000,000 ranks are more than"),
@@ -240,6 +243,25 @@ def test_debug_before_or_after_the_command(cli):
     assert "Traceback" not in cli(*bad).stderr, "--debug must not outlive its command"
 
 
+def test_what_a_file_prints_goes_to_stderr(cli, file):
+    text = (
+        Path(file)
+        .read_text()
+        .replace("    yield add(ALL", "    print('steps')\n    yield add(ALL", 1)
+    )
+    Path(file).write_text("print('loading')\n" + text)
+    result = cli("verify", f"{file}:star", "--mesh", "gpu=3", "--json")
+    assert json.loads(result.stdout)["rounds"] == 4
+    assert result.stderr == "loading\nsteps\n"
+
+
+def test_nothing_that_a_file_says_moves_the_cursor(refused, file):
+    Path(file).write_text(
+        "from collc.errors import ScheduleError\nraise ScheduleError('a\\x1b[2Jb')"
+    )
+    assert "mine.py:2: a [2Jb" in refused("verify", f"{file}:star", "--mesh", "gpu=3")
+
+
 def test_what_nobody_expected(cli, monkeypatch):
     def broken(source):
         raise RuntimeError("[bold]oops")
@@ -255,7 +277,8 @@ def test_what_nobody_expected(cli, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "error, status", [(KeyboardInterrupt, 130), (BrokenPipeError, 141), (MemoryError, 1)]
+    "error, status",
+    [(KeyboardInterrupt, 130), (BrokenPipeError, 141), (MemoryError, 1), (FileNotFoundError, 1)],
 )
 def test_other_ends(cli, monkeypatch, error, status):
     def broken(source):
@@ -265,6 +288,7 @@ def test_other_ends(cli, monkeypatch, error, status):
     result = cli("show", "ring.all_reduce", "--mesh", "gpu=4")
     assert result.exit_code == status
     assert ("memory" in result.stderr) == (error is MemoryError)
+    assert ("refused to read or write" in result.stderr) == (error is FileNotFoundError)
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,60 @@ def test_a_file_that_catches_everything(tmp_path):
     assert run.stderr.startswith("error: ") and "stopped after 0.1 s" in run.stderr
 
 
+@pytest.mark.skipif(os.name != "posix", reason="needs alarms")
+@pytest.mark.parametrize(
+    "code, words",
+    [
+        ("import time\nwhile True:\n  try: time.sleep(9)\n  except BaseException: pass", "error: "),
+        ("sum(range(10**15))", 'loop.py", line 1 in <module>'),  # C code that keeps the interpreter
+    ],
+)
+def test_a_file_that_cannot_be_interrupted(tmp_path, code, words):
+    (tmp_path / "loop.py").write_text(code)
+    command = [*COMMAND, "show", f"{tmp_path}/loop.py:x", "--mesh", "gpu=4", "--timeout", "0.1"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    assert run.returncode == 1 and run.stdout == "" and words in run.stderr
+
+
+def test_nobody_waits_for_the_threads_of_a_file(tmp_path):
+    path = tmp_path / "thread.py"
+    path.write_text(
+        "import threading, time\n"
+        "threading.Thread(target=time.sleep, args=(1000,)).start()\n"
+        "from collc.schedules import ring\n"
+        "f = ring.all_reduce\n"
+    )
+    command = [*COMMAND, "verify", f"{path}:f", "--mesh", "gpu=4"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    assert run.returncode == 0 and run.stdout.startswith("ring.all_reduce @ gpu")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a full device")
+def test_output_that_cannot_be_written():
+    shell = f"{sys.executable} -m collc verify ring.all_reduce --mesh gpu=4"
+    full = subprocess.run(f"{shell} >/dev/full", shell=True, capture_output=True, text=True)
+    assert full.returncode == 1 and full.stderr == (
+        "error: the system refused to read or write: No space left on device\n"
+    )
+    for closed in (">&-", "2>&-", ">&- 2>&-"):
+        run = subprocess.run(f"{shell} {closed}", shell=True, capture_output=True, text=True)
+        assert run.returncode == 0 and run.stderr == ""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs a folder that goes")
+def test_a_working_directory_that_is_gone(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from collc import language as cl\n@cl.reduce\ndef f(n): yield cl.add(0, 0, n)\n"
+    )
+    (tmp_path / "gone").mkdir()
+    shell = (
+        f"cd {tmp_path}/gone && rmdir ../gone && "
+        f"{sys.executable} -m collc verify {tmp_path}/mine.py:f --mesh gpu=4"
+    )
+    run = subprocess.run(shell, shell=True, capture_output=True, text=True)
+    assert run.returncode == 1 and f"step 0, {tmp_path}/mine.py:3: rank 4 is out" in run.stderr
+
+
 def test_letters_that_the_terminal_lacks():
     run = subprocess.run(
         [*COMMAND, "list"], capture_output=True, env=environment(PYTHONIOENCODING="ascii")
@@ -95,7 +149,7 @@ def test_letters_that_the_terminal_lacks():
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs a pseudo-terminal")
-@pytest.mark.parametrize("width", [50, 80])
+@pytest.mark.parametrize("width", [20, 50, 80])
 def test_narrow_terminals(width):
     """No line is wider than the terminal, so that none is wrapped by it or cut."""
     import fcntl
@@ -134,7 +188,7 @@ for args in (["list"], ["list", "--mesh", "gpu=8"], ["show", "tree.all_reduce", 
     run.wait(20)
     lines = re.sub(r"\x1b\[[0-9;]*m", "", shown.decode()).splitlines()
     assert len(lines) > 60
-    assert max(map(len, lines)) <= width
+    assert max(map(len, lines)) <= max(width, 40)
     text = " ".join(" ".join(lines).split())
     assert "…" not in text
     for word in ("server.star", "7/4 S", "14 -> 15", "32/31", "Did you mean ring"):

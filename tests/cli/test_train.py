@@ -4,6 +4,7 @@ import importlib
 import json
 import os
 import shlex
+import signal
 import sys
 import types
 from pathlib import Path
@@ -20,7 +21,8 @@ PATIENT = "--xla_cpu_collective_call_terminate_timeout_seconds=300"
 def trained(cli, monkeypatch):
     """`trained("--demo")` is the config that the training gets; `.status` is what it returns."""
 
-    def train(config, console=None):
+    def train(config, console=None, interrupt=None):
+        assert interrupt.starting and signal.getsignal(signal.SIGTERM) == interrupt._remember
         found.append(config)
         return types.SimpleNamespace(exit_status=run.status)
 
@@ -139,6 +141,8 @@ def test_the_status_of_an_interrupted_run(trained):
         (("--mesh", "gpu=4", "--schedule", "host=tree"), "does not have"),
         (("--lr", "0"), "lr must be a positive number"),
         (("--lr", "nan"), "lr must be a positive number"),
+        (("--seed", "99999999999999999999"), "seed must be from 0"),
+        (("--resume", __file__), "is a file, not the folder of a run"),
         (("--resume", "a", "--run", "b"), "Drop --run"),
         (("--resume", "a", "--demo"), "Drop --demo"),
         (("--resume", "no-such-folder"), "no-such-folder"),
@@ -148,8 +152,23 @@ def test_bad_options(trained, refused, args, needed):
     assert needed in refused("train", *args)
 
 
+@pytest.mark.parametrize("option", ["--run", "--resume"])
+def test_a_folder_without_a_name(trained, cli, option):
+    result = cli("train", option, "")
+    assert result.exit_code == 2 and "it is empty" in result.stderr
+
+
+def test_a_second_signal_is_the_first_ones_status(trained, cli, monkeypatch):
+    def train(config, console=None, interrupt=None):
+        interrupt.signal = signal.SIGTERM
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.modules["collc.training.lm"], "train", train)
+    assert cli("train").exit_code == 143
+
+
 def test_errors_of_the_training_are_messages(trained, refused, monkeypatch):
-    def train(config, console=None):
+    def train(config, console=None, interrupt=None):
         raise CheckpointError("the folder is foreign.\nSee above.")
 
     monkeypatch.setattr(sys.modules["collc.training.lm"], "train", train)

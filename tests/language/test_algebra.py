@@ -1,5 +1,9 @@
 """Operators, what may be placed and joined, the wording of type errors, and normal forms."""
 
+import copy
+import functools
+import pickle
+
 import numpy as np
 import pytest
 from collc.schedules import native, pairwise, ring, server, tree
@@ -103,6 +107,7 @@ def test_relabelling():
     assert rs.relabel(shift=0) == rs
     assert rs.relabel(shift=1).relabel(shift=2) == rs.relabel(shift=3)
     assert rs.relabel(shift=1).relabel(shift=-1) == rs
+    assert str(rs.relabel(shift=np.int8(1))) == "ring.reduce_scatter.relabel(shift=1)"
     assert rs.relabel(order=(1, 0)) != rs
     assert rs.relabel(order=[1, 0]) == rs.relabel(order=np.array([1, 0]))
     assert str(rs.relabel(order=swap)) == "ring.reduce_scatter.relabel(order=test_algebra.swap)"
@@ -112,7 +117,8 @@ def test_relabelling():
     assert "decorate it with @language.order" in refused(
         lambda: rs.relabel(order=lambda n: range(n))
     )
-    for bad in (1.5, True, "1"):
+    assert "an order is a sequence of ranks" in refused(lambda: rs.relabel(order=3))
+    for bad in (1.5, 1.0, True, np.bool_(1), "1"):
         assert "ranks and shifts are integers" in refused(lambda bad=bad: rs.relabel(shift=bad))
         assert "ranks and shifts are integers" in refused(
             lambda bad=bad: rs.relabel(order=(0, bad))
@@ -136,6 +142,34 @@ def test_operators_leave_strangers_alone():
     for make in (lambda: rs >> 1, lambda: rs | None, lambda: 1 >> rs):
         with pytest.raises(TypeError, match="unsupported operand"):
             make()
+
+
+def test_nesting():
+    s = rs
+    for _ in range(3000):
+        s = s.reversed()
+    assert s is rs and rs.reversed().reversed() is rs
+
+    def deep():
+        s = rs
+        for _ in range(3000):
+            s = s.relabel(shift=1)
+
+    assert "more than 100 operators inside one another" in refused(deep)
+    long = ar @ "x0"
+    for i in range(1, 300):  # a chain is flat
+        long = long >> ar @ f"x{i}"
+    assert len(parse(str(long)).axes) == 300
+
+
+def test_pickling():
+    for s in (ar @ "gpu", server.shards(2).relabel(shift=1), rs @ "x" >> ar @ "y" >> ag @ "x"):
+        again = pickle.loads(pickle.dumps(s))
+        assert again == s and str(again) == str(s)
+        assert copy.deepcopy(s) is s and copy.copy(s) is s
+    assert "cannot be pickled: its text does not lead back" in refused(
+        lambda: pickle.dumps(cl.all_gather(lambda n: iter([])) @ "gpu")
+    )
 
 
 def test_normal_forms():
@@ -184,7 +218,10 @@ def test_families():
     assert "takes integers and axis names, not 1.5" in refused(lambda: server.shards(1.5))
     assert "takes integers and axis names, not True" in refused(lambda: server.shards(True))
     assert "server.shards(1, 2): " in refused(lambda: server.shards(1, 2))
-    assert "chunks is a positive integer, not 0" in refused(lambda: server.shards(0))
+    assert refused(lambda: server.shards(0)) == (
+        "server.shards(0): @all_reduce: chunks is a positive integer, not 0"
+    )
+    assert server.shards(np.int64(3)) == server.shards(3)
     nothing = cl.family(lambda: None)
     assert "has to return a schedule, not None" in refused(lambda: nothing())
 
@@ -194,6 +231,11 @@ def test_decorators():
         "@reduce_scatter(chunks=2): in a reduce_scatter chunk c belongs to rank c"
     )
     assert "chunks is a positive integer, not 0" in refused(lambda: cl.all_reduce(chunks=0))
+    assert "not True" in refused(lambda: cl.all_reduce(chunks=True))
+    assert "not 2.0" in refused(lambda: cl.all_reduce(chunks=2.0))
+    assert cl.all_reduce(chunks=np.int32(2))(lambda n: iter([])).chunks == 2
     assert "decorates a generator function, not 3" in refused(lambda: cl.all_reduce(3))
-    assert "has to stand at the top of its module" in refused(lambda: cl.order(lambda n: n))
+    assert "@family decorates a function, not 3" in refused(lambda: cl.family(3))
+    assert "@order: functools.partial(" in refused(lambda: cl.order(functools.partial(swap)))
+    assert "has to be a function at the top of its module" in refused(lambda: cl.order(lambda n: n))
     assert rs.__doc__.startswith("Chunk c sets out")

@@ -1,5 +1,6 @@
 """From a leaf to its program; schedules that misbehave are named with step, file and line."""
 
+import functools
 import sys
 from pathlib import Path
 
@@ -47,6 +48,45 @@ def raises_deeper(n):
 def leaves_early(n):
     yield add(ALL, 1, 0)
     sys.exit(3)  # leaves
+
+
+class Rude(BaseException):
+    def __str__(self):
+        raise ValueError
+
+
+@cl.all_reduce
+def rude(n):
+    yield add(ALL, 1, 0)
+    raise Rude  # rude
+
+
+@cl.all_reduce
+def generator_exit(n):
+    raise GeneratorExit  # gone
+    yield
+
+
+@cl.all_reduce
+def noisy(n):
+    raise ValueError("\x1b[31mred\nline" + "x" * 1000)  # noisy
+    yield
+
+
+@cl.all_reduce
+def returns(n):
+    yield add(ALL, ranks(n)[1:], 0)  # returns
+    return copy(ALL, 0, ranks(n)[1:])
+
+
+@cl.all_reduce
+def crowd(n):
+    yield add(ranks(10**5)[:, None], 0, ranks(10**5)[None])  # crowd
+
+
+@cl.all_reduce(chunks=8 * 10**6)
+def crumbs(n):
+    yield add(ALL, np.full(n + 1, 1), 0)  # crumbs
 
 
 @cl.all_reduce
@@ -118,6 +158,17 @@ def far_pair(n):
         ),
         (raises_deeper, 1, "deeper", "the schedule raised ValueError: cannot reshape array"),
         (leaves_early, 1, "leaves", "the schedule raised SystemExit: 3"),
+        (rude, 1, "rude", "the schedule raised Rude: (its own text cannot be made). Run it alone"),
+        (generator_exit, 0, "gone", "the schedule raised GeneratorExit. Run it alone"),
+        (noisy, 0, "noisy", "the schedule raised ValueError: [31mred linexxx"),
+        (returns, 1, "returns", "the schedule ends with return Move(add=False, chunk=ALL, src="),
+        (
+            crowd,
+            0,
+            "crowd",
+            "10,000,000,000 sends are more than the 33,554,432 that fit in memory.",
+        ),
+        (crumbs, 0, "crumbs", "40,000,000 sends are more than"),
         (never_ends, 1280, "never", "still yielding after 1280 steps. A schedule has to end"),
         (never_ends_idly, 0, "idly", "still yielding after 1280 steps. A schedule has to end"),
         (number, 0, "number", "yielded 3. A step is an add(...) or copy(...), or a tuple of them."),
@@ -142,7 +193,7 @@ def test_schedules_that_misbehave(leaf, step, mark, words):
     assert message.startswith(place(f"test_expand.{leaf.steps.__name__}", step, mark) + words), (
         message
     )
-    assert "\n" not in message
+    assert "\n" not in message and len(message) < 600
 
 
 @cl.reduce_scatter
@@ -181,11 +232,28 @@ def test_out_of_range(leaf, mark, words):
 
 
 def test_what_is_no_generator():
-    assert "the schedule raised TypeError" in refusal(cl.reduce(lambda n: None))
+    assert "the schedule returned None. Say yield before" in refusal(cl.reduce(lambda n: None))
+    once = refusal(cl.reduce(lambda n: add(ALL, ranks(n)[1:], 0)))
+    assert "the schedule returned Move(add=True" in once and "Say yield before each add" in once
     assert "the schedule raised TypeError" in refusal(cl.reduce(lambda: iter([])))
     listed = cl.reduce(lambda n: [add(ALL, ranks(n)[1:], 0)])
     assert collc.verify(listed, n=4).steps == 1
     assert "n has to be at least 1, not 0" in refusal(listed, 0)
+
+
+def test_chunks_that_no_memory_holds():
+    message = refusal(server.shards(10**9))
+    assert message.startswith(
+        "server.shards(1000000000) (n = 4): 1,000,000,000 chunks on each of 4 ranks are more than"
+    )
+
+
+def test_what_has_no_name_of_its_own():
+    def to(root, n):
+        yield add(ALL, [r for r in range(n) if r != root], root)
+
+    partial = cl.reduce(functools.partial(to, 0))
+    assert str(partial) == "<leaf>" and collc.verify(partial, n=4).rounds == 3
 
 
 def test_the_bound_on_steps_lets_honest_schedules_pass():

@@ -85,6 +85,40 @@ def test_a_file(file):
     assert list(contents(load(path))) == ["gather_down", "backwards", "two_way", "turned"]
 
 
+def test_expressions_of_a_file(file):
+    more = "@cl.family\ndef turned_by(k):\n    return gather_down.relabel(shift=10 // k)\n"
+    path = file(GOOD + more)
+    for text, printed in {
+        "turned_by(5) @ gpu": "down.turned_by(5) @ gpu",
+        "ring.reduce_scatter >> two_way": "ring.reduce_scatter >> down.two_way",
+        "gather_down.relabel(order=backwards)": "down.gather_down.relabel(order=down.backwards)",
+        "ring.all_gather": "ring.all_gather",
+        "hierarchical('x', 'y')": 'hierarchical("x", "y")',
+    }.items():
+        found = find(f"{path}:{text}")
+        assert str(found) == printed and found == find(f"{path}:({text})")
+    assert collc.verify(find(f"{path}:ring.reduce_scatter >> two_way"), n=3).steps == 4
+    for text, words in {
+        "turned_by": "down.turned_by has parameters",
+        "turned_by(0)": f"down.turned_by(0), {path}:24: ZeroDivisionError: ",
+        "np": "it defines no schedule 'np'",
+        "ring.nope": "there is no schedule 'ring.nope'",
+        "two_way >>": "cannot read the schedule 'two_way >>'",
+    }.items():
+        with pytest.raises(ScheduleError) as caught:
+            find(f"{path}:{text}")
+        assert str(caught.value).startswith(f"{path}: ") and words in str(caught.value)
+
+
+def test_lines_of_a_file_with_a_relative_path(file, monkeypatch):
+    monkeypatch.chdir(file("\n1 / 0\n").parent)
+    with pytest.raises(ScheduleError, match=r"^down\.py:2: ZeroDivisionError"):
+        find("down.py:x")
+    for source in ("down.txt:x", "down.py"):
+        with pytest.raises(ScheduleError, match=r"a schedule file ends in \.py"):
+            find(source)
+
+
 def test_a_file_may_bear_any_name(file):
     """numpy.py hides nothing, and ring.py is not taken for the library's ring."""
     import numpy
@@ -109,16 +143,21 @@ def test_a_file_may_bear_any_name(file):
         ("x = (\n", ":1: SyntaxError: '(' was never closed"),
         ("import nowhere_at_all\n", ":1: ModuleNotFoundError: No module named 'nowhere_at_all'"),
         ("\n\nimport sys\nsys.exit(2)\n", ":4: SystemExit: 2"),
+        ("\nclass B(BaseException): pass\nraise B(7)\n", ":3: B: 7"),
+        ("raise GeneratorExit", ":1: GeneratorExit"),
+        ("\nfrom collc import language as cl\ncl.reduce(3)\n", ":3: @reduce decorates"),
+        ("\ndef two_way(n): yield\n", "two_way is a function without a decorator. Say above it"),
+        ("two_way = 3\n", "two_way is 3, which is no schedule."),
         (GOOD + "bad = gather_down >> gather_down\n", "Drop the second gather."),
         (GOOD + "bad = cl.all_reduce(chunks=0)\n", "chunks is a positive integer, not 0"),
-        ("x = 1\n", "defines no schedule 'two_way'. None are known."),
+        ("x = 1\n", "it defines no schedule 'two_way'. None are known."),
         (
             GOOD.replace("two_way", "two_ways"),
             "defines no schedule 'two_way'. Did you mean two_ways",
         ),
         (
             GOOD.replace("two_way", "_").replace("backwards", "two_way"),
-            "is a order, not a schedule",
+            "is an order, not a schedule",
         ),
     ],
 )

@@ -16,7 +16,7 @@ ROUND_TRIPS = [
     "tree.double_all_reduce @ (host, gpu)",
     "ring.reduce_scatter @ gpu >> tree.double_all_reduce @ host >> ring.all_gather @ gpu",
     "ring.reduce_scatter | ring.reduce_scatter.relabel(shift=-1)",
-    "(ring.reduce_scatter | ring.reduce_scatter.reversed().reversed()) @ gpu",
+    "(ring.reduce_scatter | ring.reduce_scatter.reversed().relabel(shift=1).reversed()) @ gpu",
     "(ring.reduce_scatter | ring.reduce_scatter) >> ring.all_gather",
     "ring.reduce_scatter.relabel(order=(0, 2, 1, 3)) @ gpu",
     "ring.reduce_scatter.relabel(order=(0,))",

@@ -280,3 +280,26 @@ def test_native_needs_no_specs():
     assert [(c.kind, c.bytes, c.groups) for c in ours] == [
         (c.kind, c.bytes, c.groups) for c in theirs
     ]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_gather_leaves_sharded_dimensions_alone(kind):
+    mesh = cases.mesh_of({"data": 4, "model": 2}, kind)
+    x = jax.device_put(jnp.arange(4 * 6 * 8.0).reshape(24, 8), NamedSharding(mesh, P("data", None)))
+    w = jax.device_put(jnp.arange(12.0).reshape(6, 2), NamedSharding(mesh, P("model", None)))
+
+    def body(x, w):
+        return collc.all_gather(w * x.sum(), "ring.all_gather @ data")
+
+    f = jax.jit(
+        jax.shard_map(
+            body, mesh=mesh, in_specs=(P("data"), P()), out_specs=P(), axis_names={"data"},
+            check_vma=False,
+        )
+    )  # fmt: skip
+    with jax.set_mesh(mesh):
+        found = parse_hlo(f.lower(x, w).compile().as_text())
+        assert count(found) == {"collective-permute": 3}
+        assert {c.bytes for c in found} == {w.nbytes // 2}
+        sums = np.asarray(x).reshape(4, -1).sum(1)
+        np.testing.assert_array_equal(f(x, w), sums[:, None, None] * np.asarray(w))

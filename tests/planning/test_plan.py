@@ -75,8 +75,6 @@ def plan(mesh):
         ),
         ({"gpu": "ring"}, "ring.all_reduce @ gpu"),
         ({"host": ring.all_reduce}, "ring.all_reduce @ host"),
-        # It has no form of an all-reduce: XLA's own.
-        ({"gpu": "pairwise"}, "native.all_reduce @ gpu"),
     ],
 )
 def test_what_an_all_reduce_takes(mesh, axes, all_reduce):
@@ -109,7 +107,7 @@ def test_three_levels():
     )
 
 
-@pytest.mark.parametrize("inner", ["ring", "tree", "server", "native", "pairwise"])
+@pytest.mark.parametrize("inner", ["ring", "tree", "server", "native"])
 def test_every_choice_sums(mesh, inner):
     plan = collc.plan(mesh, {"gpu": inner, "host": "server.shards(2)"})
     x = np.arange(56, dtype=np.float32).reshape(8, 7)
@@ -119,6 +117,26 @@ def test_every_choice_sums(mesh, inner):
     whole, hosts = jax.jit(step)(x)
     np.testing.assert_array_equal(whole, x.sum(0, keepdims=True))
     np.testing.assert_array_equal(hosts.value, x.reshape(2, 4, 1, 7).sum(1))
+
+
+def test_an_algorithm_without_an_all_reduce(mesh, tmp_path):
+    plan = collc.plan(mesh, {"gpu": "pairwise", "host": "ring"})
+    assert "all_reduce" not in plan.collectives and len(plan.collectives) == len(COLLECTIVES) - 1
+    told = "pairwise has no all-reduce; name another schedule for gpu, or native"
+    for axes in (None, ("gpu",)):
+        with pytest.raises(PlanError, match=told):
+            plan.schedule("all_reduce", axes)
+    with pytest.raises(PlanError, match=told):
+        jax.jit(collc.schedule(plan, batch="x")(lambda x: collc.psum(x.sum())))(np.ones(8))
+    assert str(plan.schedule("all_reduce", ("host",))) == "ring.all_reduce @ host"
+    assert (
+        str(plan.schedule("all_to_all")) == "pairwise.all_to_all @ gpu >> native.all_to_all @ host"
+    )
+    assert str(plan.schedule("all_gather")) == "ring.all_gather @ host >> native.all_gather @ gpu"
+    assert re.search(r"^all_reduce +none( +-){6}$", plan.explain(), re.MULTILINE)
+    plan.save(tmp_path / "plan.txt")
+    assert "\nall_reduce = none\n" in plan.text
+    assert collc.Plan.load(tmp_path / "plan.txt", mesh) == plan
 
 
 # -- refused --------------------------------------------------------------------------------------
@@ -133,6 +151,11 @@ def test_bad_arguments(mesh, plan):
         collc.plan(mesh, {})
     with pytest.raises(MeshError, match="a plan is for a jax mesh, not"):
         collc.plan({"gpu": 4}, {"gpu": "ring"})
+    for half in ("ring.all_gather", "ring.reduce_scatter", "tree.reduce", "tree.broadcast"):
+        with pytest.raises(
+            PlanError, match=f"{half} alone is no plan for gpu: .* an all-reduce takes"
+        ):
+            collc.plan(mesh, {"gpu": half})
     with pytest.raises(PlanError, match=r"does not schedule axis 'gpus'\. Did you mean gpu\?"):
         plan.schedule("all_reduce", ("gpus",))
     with pytest.raises(PlanError, match="Did you mean all_reduce"):
@@ -322,6 +345,17 @@ def test_files_that_are_no_text(mesh, tmp_path):
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(PlanError, match="cannot read the plan"):
         collc.Plan.load(tmp_path / "binary", mesh)
+
+
+def test_places_that_cannot_be_written_or_read(mesh, plan, tmp_path):
+    for place in (tmp_path, tmp_path / "missing" / "plan.txt", "/dev/full", None):
+        with pytest.raises(PlanError, match="cannot write the plan"):
+            plan.save(place)
+    with pytest.raises(PlanError, match="cannot read the plan None"):
+        collc.Plan.load(None, mesh)
+    plan.save(tmp_path / "plan.txt")
+    with pytest.raises(MeshError, match="a plan is for a jax mesh, not None"):
+        collc.Plan.load(tmp_path / "plan.txt", None)
 
 
 def test_collectives_inside_take_the_axes_of_the_plan(mesh):

@@ -1,6 +1,8 @@
 """Checkpoints come back bit for bit, or are refused with the reason; nothing is lost."""
 
+import errno
 import json
+import logging
 import shutil
 
 import jax
@@ -74,7 +76,8 @@ def test_one_that_was_cut_off_while_written_is_never_seen(tmp_path, monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         checkpoint.save(tmp_path, 2, state(), NOTES)
     monkeypatch.undo()
-    assert len(list(tmp_path.iterdir())) == 2  # what was cut off lies there, under a hidden name
+    assert [path.name for path in tmp_path.iterdir()] == ["step_00000001"]
+    (tmp_path / ".writing_step_00000002").mkdir()  # as kill -9 leaves it
     assert checkpoint.latest(tmp_path).step == 1
     checkpoint.save(tmp_path, 3, state(), NOTES)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step_00000001", "step_00000003"]
@@ -180,6 +183,32 @@ def test_another_model_is_refused(tmp_path, change, message):
     change(other)
     with pytest.raises(CheckpointError, match=message):
         checkpoint.restore(checkpoint.latest(tmp_path), other)
+
+
+def test_a_full_disk_is_one_message_and_leaves_nothing(tmp_path, monkeypatch, caplog):
+    def full(self, path, state):
+        path.mkdir()
+        (path / "half").write_text("x")
+        logging.getLogger("absl").error("a traceback")
+        raise ValueError('RESOURCE_EXHAUSTED: Error writing "a/0": No space left on device')
+
+    checkpoint.save(tmp_path, 1, state(), NOTES)
+    monkeypatch.setattr(checkpoint.ocp.StandardCheckpointer, "save", full)
+    with pytest.raises(CheckpointError, match=r"step_00000002: No space left on device\. Check"):
+        checkpoint.save(tmp_path, 2, state(), NOTES)
+    assert [path.name for path in tmp_path.iterdir()] == ["step_00000001"]
+    assert not caplog.records and not logging.getLogger("absl").disabled
+
+
+def test_a_small_file_is_replaced_or_as_it_was(tmp_path, monkeypatch):
+    def full(number):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    (tmp_path / "a.txt").write_text("old")
+    monkeypatch.setattr(checkpoint.os, "fsync", full)
+    with pytest.raises(CheckpointError, match=r"a\.txt cannot be written: No space left"):
+        checkpoint.write_text(tmp_path / "a.txt", "new")
+    assert {p.name: p.read_text() for p in tmp_path.iterdir()} == {"a.txt": "old"}
 
 
 def test_a_disk_that_does_not_take_it(tmp_path):

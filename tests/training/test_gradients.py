@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from jax import lax
+from jax.sharding import AxisType, PartitionSpec
 
 import collc
 from collc.errors import DataError, StepError
@@ -71,18 +72,42 @@ def test_argnums_and_keywords(plan):
     )
     two = jax.jit(collc.value_and_grad(loss, plan, argnums=(2, 0), batch="batch"))
     assert_close(two(3.0, X, 4.0), jax.value_and_grad(loss, (2, 0))(3.0, X, 4.0))
+    last = collc.value_and_grad(loss, plan, argnums=(-1, -3), batch="batch")
+    assert_close(last(3.0, X, 4.0), jax.value_and_grad(loss, (2, 0))(3.0, X, 4.0))
+    for twice in ((0, 0), (0, -3)):
+        with pytest.raises(StepError, match="names an argument twice"):
+            collc.value_and_grad(loss, plan, argnums=twice)
     single = jax.jit(collc.value_and_grad(loss, plan, argnums=(0,), batch="batch"))
     assert isinstance(single(3.0, X)[1], tuple)
 
 
 def test_flags_are_no_batches(plan):
-    def loss(w, batch, negative, name=None):
+    def loss(w, batch, negative, name=None, more=()):
         return jnp.mean(batch * w) * (-1 if negative else 1)
 
     found = jax.jit(collc.value_and_grad(loss, plan, microbatches=2), static_argnums=2)(
-        2.0, X, True
+        2.0, X, True, None, {}
     )
     assert_close(found, (-2 * X.mean(), -X.mean()))
+
+
+def test_arguments_that_are_batches_by_default_hold_arrays(plan):
+    grad = collc.value_and_grad(lambda w, batch: jnp.mean(jnp.asarray(batch)) * w, plan)
+    with pytest.raises(DataError, match=r"batch\[0\]\[0\] is a float, but what batch= names"):
+        grad(2.0, X.tolist())
+    with pytest.raises(StepError, match="batch= takes the name of an argument, or several, not 3"):
+        collc.value_and_grad(loss_fn, plan, batch=3)
+    with pytest.raises(StepError, match="takes a loss function, not None"):
+        collc.value_and_grad(None, plan)
+
+
+@pytest.mark.parametrize("kind", ["Auto", "Explicit"])
+def test_some_axes_without_jit(kind):
+    mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(getattr(AxisType, kind),) * 2)
+    plan = collc.plan(mesh, {"data": "ring"})
+    whole = jax.tree.map(lambda _: PartitionSpec(), W)
+    found = collc.value_and_grad(loss_fn, plan, specs=whole)(W, X)
+    assert_close(found, jax.value_and_grad(loss_fn)(W, X))
 
 
 def test_auxiliary_results(plan):
@@ -124,7 +149,7 @@ def test_microbatches_is_a_count(plan, k):
         collc.value_and_grad(loss_fn, plan, microbatches=k)
 
 
-@pytest.mark.parametrize("argnums", [2, -1, (0, 5), (), "w", 0.5])
+@pytest.mark.parametrize("argnums", [2, -3, (0, 5), (), "w", 0.5, True, (1, False)])
 def test_argnums_are_positions(plan, argnums):
     with pytest.raises(StepError, match="the positions of loss_fn's arguments are 0 to 1"):
         collc.value_and_grad(loss_fn, plan, argnums=argnums)
@@ -174,8 +199,20 @@ def test_equals_nnx_on_modules(plan, k):
         assert_close(a.norm.mean.get_value(), c.norm.mean.get_value())
 
 
+@pytest.mark.parametrize("k", [1, 2])
+def test_a_second_module_is_whole_in_every_piece(plan, k):
+    def loss(model, teacher, batch):
+        return jnp.mean((model(batch) - teacher(batch)) ** 2)
+
+    model, teacher = (nnx.Linear(3, 3, rngs=nnx.Rngs(seed)) for seed in (0, 1))
+    found = nnx.jit(collc.value_and_grad(loss, plan, microbatches=k))(model, teacher, X)
+    expected = nnx.jit(nnx.value_and_grad(loss))(model, teacher, X)
+    assert_close(jax.tree.leaves(found), jax.tree.leaves(expected))
+
+
 def test_of_some_variables_of_a_module(plan):
     model = Model(nnx.Rngs(0))
-    only = nnx.DiffState(0, nnx.All(nnx.Param, nnx.PathContains("out")))
-    _, grads = nnx.jit(collc.value_and_grad(model_loss, plan, argnums=only))(model, X)
-    assert {path[0] for path, _ in nnx.to_flat_state(grads)} == {"out"}
+    for position in (0, -2):
+        only = nnx.DiffState(position, nnx.All(nnx.Param, nnx.PathContains("out")))
+        _, grads = nnx.jit(collc.value_and_grad(model_loss, plan, argnums=only))(model, X)
+        assert {path[0] for path, _ in nnx.to_flat_state(grads)} == {"out"}

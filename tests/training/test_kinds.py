@@ -61,6 +61,13 @@ def test_without_axes_it_is_over_all_of_them(plan):
     np.testing.assert_array_equal(state.value, 2 * own)
 
 
+def test_a_name_is_one_axis(plan):
+    state = collc.ranked(jnp.zeros(()), plan, "gpu")
+    assert state.axes == ("gpu",) == collc.Ranked(0, "gpu").axes == collc.Ranked(0, ["gpu"]).axes
+    new = run(plan, lambda s, batch: collc.Ranked(s.value + collc.psum(batch[0]), "gpu"), state, X)
+    assert new.axes == ("gpu",) and new.value.shape == (4,)
+
+
 def test_per_example_results_keep_their_order(plan):
     pair, doubled = run(
         plan, lambda batch: (collc.Batch({"x": batch, "y": -batch[:1]}), collc.Batch(2 * batch)), X
@@ -102,8 +109,16 @@ def test_ranked_says_what_it_needs(plan):
     with pytest.raises(StepError, match="selects variables of an nnx module; this is none"):
         collc.ranked({"a": 1.0}, plan, of=nnx.Param)
     model = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
-    with pytest.raises(StepError, match="needs of=, the type of the variables"):
-        collc.ranked(model, plan)
+    for of in (None, "BatchStat"):
+        with pytest.raises(StepError, match="needs of=, the type of the variables"):
+            collc.ranked(model, plan, of=of)
+    with pytest.raises(StepError, match=r"collc\.ranked takes a plan, not None"):
+        collc.ranked(jnp.zeros(()), None)
+    for value in ("x", {"a": [object()]}):
+        with pytest.raises(
+            DataError, match=r"collc\.ranked takes arrays, but there is a (str|object)"
+        ):
+            collc.ranked(value, plan)
     with pytest.raises(StepError, match="has no variable of type BatchStat"):
         collc.ranked(model, plan, of=nnx.BatchStat)
 

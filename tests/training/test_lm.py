@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from collc.errors import CheckpointError, DataError, MeshError, PlanError
-from collc.training import checkpoint, config, data, folder, lm
+from collc.errors import CheckpointError, DataError, MeshError, PlanError, StepError
+from collc.training import checkpoint, compare, config, data, folder, lm
 
 STEPS = 10
 
@@ -82,7 +82,7 @@ def stopped(stopped_once, tmp_path):
 def test_a_run_leaves_all_it_should(straight):
     path, summary, shown = straight
     assert sorted(p.name for p in path.iterdir()) == [
-        "checkpoints", "config.json", "metrics.jsonl", "plan.txt", "summary.json",
+        ".lock", "checkpoints", "config.json", "metrics.jsonl", "plan.txt", "summary.json",
     ]  # fmt: skip
     assert summary.exit_status == 0 and summary.step == STEPS
     assert json.loads((path / "summary.json").read_text()) == json.loads(
@@ -166,9 +166,9 @@ def test_foreign_folders_are_left_alone(tmp_path):
 )
 def test_another_config_is_refused(straight, field, value):
     run = config.resumed(straight[0], **{field: value})
-    # open_run alone: what a plan says of such schedules is tested elsewhere
+    # same_run alone: what a plan says of such schedules is tested elsewhere
     with pytest.raises(CheckpointError, match=f"has {field}=.*but {field}=.*was asked for"):
-        folder.open_run(run, "plan", "corpus")
+        folder.same_run(run)
 
 
 def test_another_plan_is_refused_with_the_difference(stopped):
@@ -197,10 +197,141 @@ def test_a_checkpoint_of_another_run_is_refused(stopped):
         train(config.resumed(stopped))
 
 
-def test_a_run_that_died_before_its_first_checkpoint_starts_over(stopped):
+def test_a_run_without_a_checkpoint_says_that_it_starts_over_and_keeps_its_metrics(stopped):
     os.rename(stopped / "checkpoints", stopped.parent / "lost")
+    before = (stopped / "metrics.jsonl").read_text()
     summary, shown = train(config.resumed(stopped), stop_at(2))
     assert summary.step == 2 and "going on" not in shown
+    assert "no checkpoint: starting again from step 0; the old metrics are kept in" in shown
+    assert (stopped / "metrics.1.jsonl").read_text() == before
+
+
+def test_a_finished_run_is_shown_again_and_not_written(straight):
+    path, summary, _ = straight
+    before = {p: (p.stat().st_mtime_ns, p.is_file() and p.read_bytes()) for p in path.rglob("*")}
+    again, shown = train(config.resumed(path))
+    assert again == summary and again.exit_status == 0
+    for text in ("validation loss", "Side by side", "This run is finished"):
+        assert text in shown
+    assert before == {
+        p: (p.stat().st_mtime_ns, p.is_file() and p.read_bytes()) for p in path.rglob("*")
+    }
+
+
+def test_ctrl_c_during_the_comparison_skips_it_and_resume_makes_up_for_it(stopped, monkeypatch):
+    def interrupted(*args, stop, **more):
+        os.kill(os.getpid(), signal.SIGINT)
+        return None if stop() else pytest.fail("not told to stop")
+
+    both = compare.SideBySide(4, 1e-8, "w", 1e-3, 1.0, 0.9, 1.1, 5.0, 5.0)
+    monkeypatch.setattr(compare, "side_by_side", interrupted)
+    first, shown = train(config.resumed(stopped, side_by_side=4))
+    assert (first.step, first.exit_status) == (STEPS, 130) and first.validation is not None
+    assert "comparison with jax.lax.pmean was skipped; that command does it" in shown
+    monkeypatch.setattr(compare, "side_by_side", lambda *args, **more: both)
+    second, _ = train(config.resumed(stopped, side_by_side=4))
+    assert second == dataclasses.replace(first, side_by_side=both, interrupted=0)
+    assert second.seconds > 0 and second.tokens_per_s > 0
+
+
+def test_a_second_signal_says_where_the_run_stands(stopped):
+    def twice(step):
+        if step == 7:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    console = Console(file=io.StringIO(), width=200)
+    with pytest.raises(KeyboardInterrupt):
+        lm.train(config.resumed(stopped), console, twice)
+    shown = console.file.getvalue()
+    assert "Stopped at once. The last checkpoint is of step 5" in shown
+    assert folder.resume_command(stopped) in shown
+    with folder.locked(stopped):  # it was released
+        pass
+
+
+def test_one_process_at_a_time(tmp_path):
+    run = tiny(tmp_path / "run")
+    with folder.open_run(run, "plan", "corpus"):
+        for other in (run, dataclasses.replace(run, resume=True)):
+            with (
+                pytest.raises(CheckpointError, match=rf"another process \(pid {os.getpid()}\)"),
+                folder.open_run(other, "plan", "corpus"),
+            ):
+                pass
+    with folder.open_run(dataclasses.replace(run, resume=True), "plan", "corpus") as again:
+        assert again.start == 0
+
+
+def test_a_folder_in_which_no_step_was_finished_can_be_used_again(tmp_path):
+    with folder.open_run(tiny(tmp_path), "plan", "corpus"):
+        pass
+    (tmp_path / ".plan.txt.8763").write_text("ha")
+    (tmp_path / "metrics.jsonl").write_text("")
+    with folder.open_run(tiny(tmp_path, seed=4), "plan", "corpus"):
+        assert config.resumed(tmp_path).seed == 4
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 5.5}\n')
+    with (
+        pytest.raises(CheckpointError, match="already holds a run"),
+        folder.open_run(tiny(tmp_path), "plan", "corpus"),
+    ):
+        pass
+
+
+def test_a_folder_that_cannot_be_written(stopped):
+    (stopped / ".lock").unlink()
+    (stopped / ".lock").mkdir()  # also for root, who may write what is read-only
+    with pytest.raises(CheckpointError, match="stopped cannot be written: Is a dir"):
+        train(config.resumed(stopped))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        [],
+        {"config": []},
+        {"config": {"mesh": 5}},
+        {"config": {"mesh": "host"}},
+        {"config": {"steps": "ten"}},
+        {"config": {"batch": True}},
+        {"config": {"lr": None}},
+        {"config": {"schedules": ["ring"]}},
+        {"config": {"schedules": {"gpu": 1}}},
+        {"config": {"folder": 1}},
+    ],
+)
+def test_a_config_with_wrong_types_is_refused(tmp_path, wrong):
+    (tmp_path / "config.json").write_text(json.dumps(wrong))
+    with pytest.raises(CheckpointError, match="is not the config of a run"):
+        config.resumed(tmp_path)
+
+
+def test_a_schedule_file_is_needed_as_it_was(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    begun = tiny(Path("run"), schedules={"gpu": "mine.py:ring", "host": "tree"})
+    assert begun.schedules == {"gpu": f"{tmp_path / 'mine.py'}:ring", "host": "tree"}
+    with folder.open_run(begun, "plan", "corpus"):
+        pass
+    with pytest.raises(
+        PlanError, match=r"no schedule file .*mine\.py\nThe run in run needs its schedules as"
+    ):
+        train(config.resumed("run"))
+
+
+def test_a_platform_that_jax_lacks(monkeypatch):
+    def devices():
+        raise RuntimeError("Unable to initialize backend 'warp'")
+
+    monkeypatch.setattr(jax, "devices", devices)
+    with pytest.raises(MeshError, match=r"no devices for JAX_PLATFORMS=.*'warp'"):
+        config.make_mesh("gpu=2")
+
+
+def test_a_validation_that_is_not_finite_is_no_success(tmp_path, monkeypatch):
+    monkeypatch.setattr(lm.Trainer, "evaluate", lambda self, batches: float("nan"))
+    with pytest.raises(StepError, match="validation loss of step 2 is nan"):
+        train(tiny(tmp_path / "run", steps=2))
+    assert not (tmp_path / "run" / "summary.json").exists()
 
 
 def test_bad_input_is_refused_before_anything_is_written(tmp_path):
@@ -216,10 +347,15 @@ def test_bad_input_is_refused_before_anything_is_written(tmp_path):
         ({"batch": 12}, DataError, "does not divide over 8 devices"),
         ({"schedules": {"gpu": "ring"}}, MeshError, "axis host, but no schedule was given"),
         ({"model": "smal"}, DataError, "Did you mean small"),
+        ({"seq": 100_000_000}, DataError, "A window of 100000001 bytes"),
+        ({"batch": 8 * 10**6}, DataError, "more than the whole text"),
     ):
         with pytest.raises(error, match=message):
             train(tiny(path, **given))
-    for field, value in (("steps", 0), ("lr", float("nan")), ("batch", 0), ("seed", -1)):
+    for field, value in (
+        *(("steps", 0), ("steps", 10**20), ("lr", float("nan")), ("batch", 0), ("seed", -1)),
+        *(("seed", 10**20), ("weight_decay", float("inf")), ("side_by_side", -1)),
+    ):
         with pytest.raises(DataError, match=field):
             tiny(path, **{field: value})
     assert not path.exists()

@@ -4,6 +4,8 @@ import io
 import json
 import os
 import signal
+import subprocess
+import sys
 from dataclasses import dataclass, field
 
 import pytest
@@ -109,15 +111,42 @@ def test_a_signal_before_the_first_step_leaves_a_checkpoint(tmp_path):
     assert fake.saved == [0]
 
 
-def test_a_second_signal_does_what_it_always_did(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_stops_at_once(tmp_path, number):
     def twice():
-        os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), number)
+        os.kill(os.getpid(), number)
 
-    old = signal.getsignal(signal.SIGINT)
+    old = signal.getsignal(number)
+    fake, interrupt = Fake(at={2: twice}), loop.Interrupt()
     with pytest.raises(KeyboardInterrupt):
-        run(Fake(at={2: twice}), tmp_path / "m.jsonl")
-    assert signal.getsignal(signal.SIGINT) is old
+        run(fake, tmp_path / "m.jsonl", interrupt=interrupt)
+    assert signal.getsignal(number) is old and interrupt.signal == number and not fake.saved
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_starting_ends_the_process_with_a_line(number):
+    code = f"""
+import os
+from collc.training.interrupt import Interrupt
+with Interrupt(starting=True):
+    try:
+        os.kill(os.getpid(), {int(number)})
+    except BaseException:
+        pass
+print("still there")
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (128 + number, "")
+    assert ended.stderr == "stopped; nothing was written\n"
+
+
+def test_a_validation_that_is_not_finite_stops(tmp_path):
+    fake = Fake()
+    fake.evaluate = lambda: float("nan")
+    with pytest.raises(StepError, match=r"validation loss of step 5 is nan. The last .* step 4"):
+        run(fake, tmp_path / "m.jsonl")
+    assert fake.saved == [4] and "NaN" not in (tmp_path / "m.jsonl").read_text()
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])
@@ -144,6 +173,39 @@ def test_metrics_go_on_where_the_checkpoint_is(tmp_path):
     ]
     seconds = [r["seconds"] for r in lines(path)]
     assert seconds == sorted(seconds)
+
+
+def test_metrics_from_step_0_keep_the_old_ones(tmp_path):
+    path = tmp_path / "m.jsonl"
+    for n in (1, 2):
+        run(Fake(), path)
+        before = path.read_text()
+        metrics = loop.Metrics(path)
+        metrics.close()
+        assert metrics.backup == tmp_path / f"m.{2 * n - 1}.jsonl"
+        assert metrics.backup.read_text() == before and path.read_text() == ""
+        run(Fake(), path)  # nothing to keep
+        assert loop.Metrics(path).backup == tmp_path / f"m.{2 * n}.jsonl"
+
+
+def test_metrics_count_steps_and_seconds_over_all_resumptions(tmp_path):
+    path = tmp_path / "m.jsonl"
+    run(Fake(), path)
+    metrics = loop.Metrics(path, 4)
+    assert (metrics.steps, metrics.seconds) == (4, lines(path)[-1]["seconds"])
+    metrics.write(5, loss=1.0, seconds=99.5)
+    assert (metrics.steps, metrics.seconds) == (5, 99.5)
+    metrics.close()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_metrics_on_a_full_disk(tmp_path):
+    metrics = loop.Metrics(tmp_path / "m.jsonl")
+    metrics.close()
+    metrics._file = open("/dev/full", "a")  # noqa: SIM115
+    with pytest.raises(CheckpointError, match="cannot be written: No space left on device"):
+        metrics.write(1, loss=1.0)
+    metrics.close()
 
 
 def test_a_foreign_file_is_no_metrics_and_is_kept(tmp_path):

@@ -209,6 +209,12 @@ def test_refuses_modules_inside_pytrees(plan):
         step({"model": make()[0]})
 
 
+def test_a_module_is_no_batch(plan):
+    step = collc.schedule(plan, batch=("model", "batch"))(lambda model, batch: None)
+    with pytest.raises(StepError, match="batch='model' names an nnx module, which is no batch"):
+        step(make()[0], X)
+
+
 # -- let pass -------------------------------------------------------------------------------------
 
 

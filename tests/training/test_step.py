@@ -444,6 +444,72 @@ def test_a_batch_that_does_not_divide(plan):
     assert message.endswith("but it is a scalar. Name in batch= only arguments that are split.")
 
 
+@pytest.mark.parametrize("batch", [None, (), {"x": []}])
+def test_a_batch_of_nothing(plan, batch):
+    with pytest.raises(DataError, match="<lambda>: batch holds no array, but batch= names it"):
+        collc.schedule(plan, batch="batch")(lambda batch: batch)(batch)
+
+
+@pytest.mark.parametrize("batch", ["abc", 3.0, X.tolist(), {"x": X, "name": "a"}])
+def test_a_batch_that_is_no_array(plan, batch):
+    with pytest.raises(
+        DataError, match=r"<lambda>: batch\S* is a (str|float), but what batch= names"
+    ):
+        collc.schedule(plan, batch="batch")(lambda batch: batch)(batch)
+
+
+def test_an_empty_batch(plan):
+    message = refused(plan, lambda batch: None, X[:0], error=DataError)
+    assert message == "<lambda>: batch has shape (0, 3): the batch is empty."
+
+
+def test_a_batch_may_be_left_out(plan):
+    def step(batch, mask=None):
+        return collc.psum((batch if mask is None else batch * mask).sum())
+
+    decorated = collc.schedule(plan, batch=("batch", "mask"))(step)
+    assert decorated(WHOLE) == decorated(WHOLE, None) == decorated([WHOLE][0], WHOLE * 0 + 1)
+
+
+@pytest.mark.filterwarnings("ignore:Python iterable type:DeprecationWarning")
+@pytest.mark.parametrize(
+    "step, found",
+    [
+        (lambda batch: {"x": "abc"}, r"result\['x'\] is a str"),
+        (lambda batch: [object()], r"result\[0\] is a object"),
+        (lambda batch: (x for x in batch), "result is a generator"),
+        (lambda batch: batch.sum, "result is a (method|function)"),
+        (lambda batch: np.array(["a"]), "result is a ndarray"),
+    ],
+)
+def test_results_that_are_no_arrays(plan, step, found):
+    message = refused(plan, step, X)
+    assert re.match(f"<lambda>: {found}, but a step is a plain function that", message)
+
+
+def test_a_step_says_what_it_is(plan):
+    step = collc.schedule(plan, batch="batch")(scanned)
+    assert repr(step) == str(step) == f"<step scanned over {plan}>"
+
+
+@pytest.mark.parametrize("kind", ["Auto", "Explicit"])
+def test_some_axes_without_jit(kind):
+    mesh = jax.make_mesh((2, 4), BOTH, axis_types=(getattr(jax.sharding.AxisType, kind),) * 2)
+    plan = collc.plan(mesh, {"gpu": "ring"})
+
+    def step(w, batch):
+        return (
+            w - collc.pmean(batch.sum()),
+            collc.Batch(batch * 2),
+            collc.Ranked(batch.sum(), "gpu"),
+        )
+
+    new, twice, own = collc.schedule(plan, batch="batch")(step)(2.0, WHOLE)
+    assert new == 2 - WHOLE.sum() / 4
+    assert_equal(twice, WHOLE * 2)
+    assert_equal(own.value, WHOLE.reshape(4, -1).sum(1))
+
+
 def test_names_that_are_not_known(plan):
     with pytest.raises(
         StepError, match=r"<lambda> has no argument 'bacth' .* Did you mean batch\?"
@@ -451,6 +517,10 @@ def test_names_that_are_not_known(plan):
         collc.schedule(plan, batch="bacth")(lambda batch: None)
     with pytest.raises(StepError, match=re.escape("takes a plan, not 'ring'")):
         collc.schedule("ring")
+    with pytest.raises(StepError, match="takes a plan, not None"):
+        collc.schedule()
+    with pytest.raises(StepError, match="decorates a function, not 3"):
+        collc.schedule(plan)(3)
     assert "Did you mean gpu?" in refused(
         plan, lambda batch: collc.psum(batch, "gpus"), X, error=PlanError
     )
