@@ -92,13 +92,23 @@ def unwritable(path: Path, error: OSError) -> CheckpointError:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Orbax logs a traceback for each of its threads that fails, beside the error that it raises."""
+    """Orbax logs a traceback for each of its threads that fails, beside the error that it raises.
+
+    What it still had to write then fails later, since its event loop is closed, and says so through
+    the hook: after a failure that stays in place.
+    """
     logger, hook = logging.getLogger("absl"), sys.unraisablehook
-    before, logger.disabled, sys.unraisablehook = logger.disabled, True, lambda _: None
+
+    def others(unraisable: Any) -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":
+            hook(unraisable)
+
+    before, logger.disabled, sys.unraisablehook = logger.disabled, True, others
     try:
         yield
+        sys.unraisablehook = hook
     finally:
-        logger.disabled, sys.unraisablehook = before, hook
+        logger.disabled = before
 
 
 def steps(folder: Path) -> dict[int, Path]:
@@ -146,7 +156,9 @@ def save(folder: Path, step: int, state: Any, notes: Mapping[str, Any], keep: in
             shutil.rmtree(old, ignore_errors=True)
     # ValueError: Orbax's, also for what it cannot hold, such as an array of size 0
     except (OSError, ValueError, CheckpointError) as error:
-        why = str(error).rpartition('": ')[2]  # Orbax begins with where in its own files it was
+        why = (
+            str(error).rpartition('": ')[2].rstrip(".")
+        )  # Orbax begins with where in its own files it was
         raise CheckpointError(
             f"The checkpoint of step {step} could not be written to {target}: {why}. "
             "Checkpoints of earlier steps are untouched. If the disk is full, free some space or "
