@@ -93,7 +93,7 @@ class _Stop(KeyboardInterrupt):
 
 
 @contextmanager
-def files_run(seconds: float) -> Iterator[None]:
+def files_run(seconds: float, more: str = ", or allow more time with --timeout") -> Iterator[None]:
     """The block runs code of files: for no longer than ``seconds``, and it prints to stderr.
 
     Then ScheduleError is raised in the block. Code that catches that is stopped half a second
@@ -102,14 +102,14 @@ def files_run(seconds: float) -> Iterator[None]:
     """
     before = threading.enumerate()
     try:
-        with redirect_stdout(sys.stderr), _time_limit(seconds):
+        with redirect_stdout(sys.stderr), _time_limit(seconds, more):
             yield
     finally:
         left_behind.extend(t for t in threading.enumerate() if t not in before and not t.daemon)
 
 
 @contextmanager
-def _time_limit(seconds: float) -> Iterator[None]:
+def _time_limit(seconds: float, more: str) -> Iterator[None]:
     """Where there are no alarms (off the main thread, on Windows) there is no limit."""
     if (
         not hasattr(signal, "setitimer")
@@ -117,10 +117,7 @@ def _time_limit(seconds: float) -> Iterator[None]:
     ):
         yield
         return
-    message = (
-        f"stopped after {seconds:g} s, still at work. Look for a loop that never ends, "
-        "or allow more time with --timeout"
-    )
+    message = f"stopped after {seconds:g} s, still at work. Look for a loop that never ends{more}"
     asked = False
 
     def stop(number: int, frame: FrameType | None) -> None:

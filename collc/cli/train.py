@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from collc.analysis.certificate import certify
 from collc.analysis.mesh import parse_mesh, show_mesh
-from collc.cli.common import Debug, Report, guarded
+from collc.cli.common import SECONDS, Debug, Report, files_run, guarded
 from collc.errors import DataError, MeshError, ScheduleError, nearest
+from collc.planning.registry import algorithm
 from collc.training.interrupt import Interrupt
 
 if TYPE_CHECKING:
@@ -162,6 +164,8 @@ def train(
             )
         _choose_platform(platform)
         config = _config(given, schedules, demo, run, resume)
+        if resume is None:
+            _proved(config)
         if os.environ.get("JAX_PLATFORMS", "").split(",")[0] == "cpu":
             _virtual_devices(math.prod(parse_mesh(config.mesh).values()))
 
@@ -173,6 +177,15 @@ def train(
             status = 128 + (interrupt.signal or signal.SIGINT)
     if status:
         raise typer.Exit(status)
+
+
+def _proved(config: "TrainConfig") -> None:
+    """Runs the code of schedule files where it is bounded in time; training finds it proved."""
+    sizes = parse_mesh(config.mesh)
+    with files_run(SECONDS, more=""):
+        for axis, source in config.schedules.items():
+            for _, schedule in algorithm(source).schedules:
+                certify(schedule @ axis, sizes)
 
 
 def parse_schedules(texts: list[str]) -> dict[str, str]:
