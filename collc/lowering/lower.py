@@ -75,11 +75,8 @@ class _Part:
     frame: Frame
     op: str
     wire: Wire
-    scattered: set[str]
+    # By axes: what a scatter took in, dead by now, which the gather may write into.
     spare: dict[tuple[str, ...], Values] = field(default_factory=dict)
-
-    def apart(self) -> "_Part":
-        return replace(self, scattered=set(self.scattered), spare={})
 
 
 def lower(schedule: Schedule, sizes: Mapping[str, int], op: str, wire: Wire, xs: Values) -> Values:
@@ -95,7 +92,7 @@ def lower(schedule: Schedule, sizes: Mapping[str, int], op: str, wire: Wire, xs:
     scattered = {a for a in cut.axes if before.get(a) == "shard"}
     ends = {a for a in cut.axes if after.get(a) == "shard"}
     opened = [_open(cut, x, scattered) for x in xs]
-    part = _Part(cut, op, wire, set(scattered))
+    part = _Part(cut, op, wire)
     done = run(_lower(schedule.normal, part, [x for x, _ in opened]))
     grown = math.prod(cut.sizes[a] for a in scattered), math.prod(cut.sizes[a] for a in ends)
     return [
@@ -142,7 +139,6 @@ def _lower(s: Schedule, part: _Part, xs: Values) -> Lowering:
         case Beside(parts=parts):
             axis = len(part.frame.axes)
             sizes = [x.shape[axis] // len(parts) for x in xs]
-            apart = [part.apart() for _ in parts]
             shares = [
                 [
                     jax.lax.slice_in_dim(x, i * k, (i + 1) * k, axis=axis)
@@ -151,9 +147,11 @@ def _lower(s: Schedule, part: _Part, xs: Values) -> Lowering:
                 for i in range(len(parts))
             ]
             results = yield from together(
-                [_lower(p, a, share) for p, a, share in zip(parts, apart, shares, strict=True)]
+                [
+                    _lower(p, replace(part, spare={}), share)
+                    for p, share in zip(parts, shares, strict=True)
+                ]
             )
-            part.scattered = apart[0].scattered
             return [jnp.concatenate(ys, axis=axis) for ys in zip(*results, strict=True)]
     raise TypeError(f"not a normal form: {s!r}")
 
@@ -181,7 +179,6 @@ def _leaf(leaf: Leaf, part: _Part, xs: Values) -> Lowering:
     done = yield from scoped(_scope(leaf), _engine(leaf, place, buffers, spare))
     ends = kind.after == "shard"
     whole = [1 if ends else cut.sizes[a] for a in leaf.axes]
-    (part.scattered.update if ends else part.scattered.difference_update)(leaf.axes)
     return [
         jnp.moveaxis(y.reshape(*whole, *rest), range(len(dims)), dims)
         for y, rest in zip(done, rests, strict=True)
