@@ -21,10 +21,13 @@ unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 # can make virtual environments (Debian splits ensurepip off). It names its environment: 3.11 lives in .venv/py311.
 CANDIDATES = $(if $(PYTHON),$(PYTHON),python3 python3.14 python3.13 python3.12 python3.11 python \
   $(wildcard $(or $(PYENV_ROOT),$(HOME)/.pyenv)/versions/3.1[1-9].*/bin/python))
-PROBE := import sys, venv, ensurepip; v = sys.version_info; v >= (3, 11) or sys.exit(1); \
+PROBE := import sys, venv, ensurepip; v = sys.version_info; v >= (3, 11) or sys.exit("This is Python %d.%d." % v[:2]); \
   print("py%d%d:%s" % (v[0], v[1], sys.executable))
 FOUND = $(eval FOUND := $$(shell for p in $(CANDIDATES); do \
   "$$$$p" -I -c '$$(PROBE)' 2>/dev/null </dev/null && break; done))$(FOUND)
+# What the Python that was asked for says, such as that a version manager's shim has none behind it.
+SAID = $(if $(PYTHON),for p in $(PYTHON); do echo "$$p says:"; \
+  "$$p" -I -c '$(PROBE)' 2>&1 >/dev/null </dev/null | grep . | tail -n 5; done >&2;)
 VENV = .venv/$(firstword $(subst :, ,$(FOUND)))
 BIN = $(VENV)/bin
 
@@ -35,6 +38,7 @@ help:  ## this list
 demo: setup  ## train a byte-level language model on 2 hosts x 4 gpus of virtual devices (a few minutes)
 	@JAX_PLATFORMS=cpu XLA_FLAGS="$${XLA_FLAGS:---xla_force_host_platform_device_count=8}" \
 	  $(BIN)/python -m collc train --demo $(DEMO_ARGS)
+	@echo "next: . $(BIN)/activate; collc list"
 
 test: setup  ## run all tests; MARK= and ARGS= select some
 	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(if $(MARK),-m '$(MARK)') $(ARGS)
@@ -59,7 +63,7 @@ hooks: setup  ## run the linters before each git commit
 python:
 	@[ -n "$(FOUND)" ] || { echo "No Python for collc: it has to run, be 3.11 or newer, and have the modules venv and" \
 	  "ensurepip. Tried: $(CANDIDATES). Install one (on Debian also its python3-venv)," \
-	  "or name one: make PYTHON=/path/to/python" >&2; exit 1; }
+	  "or name one: make PYTHON=/path/to/python" >&2; $(SAID) exit 1; }
 
 which: python
 	@found=$(FOUND); echo "$${found#*:}"

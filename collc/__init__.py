@@ -69,4 +69,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *_HOME]
+    return [*_HOME, "__version__"]

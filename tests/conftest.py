@@ -1,19 +1,22 @@
 """What tests share: 17 virtual CPU devices, calm threads, reproducible examples, golden prints."""
 
 import os
+import re
 from pathlib import Path
 
 # Before anything imports jax, which reads them once; only where the caller has not chosen.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 _flags = os.environ.get("XLA_FLAGS", "")
-if "xla_force_host_platform_device_count" not in _flags:
+_flags = re.sub(r"--xla_force_host_platform_device_count=\d+", "", _flags)  # 17 are needed
+if "xla_cpu_collective_call_terminate" not in _flags:
     # The devices are threads. On a busy machine one may wait long for its turn: XLA must not
     # abort the process then.
-    os.environ["XLA_FLAGS"] = (
-        f"{_flags} --xla_force_host_platform_device_count=17"
+    _flags = (
+        f"{_flags}"
         " --xla_cpu_collective_call_terminate_timeout_seconds=300"
         " --xla_cpu_collective_call_warn_stuck_timeout_seconds=120"
-    ).strip()
+    )
+os.environ["XLA_FLAGS"] = f"{_flags} --xla_force_host_platform_device_count=17".strip()
 # The workers of pytest-xdist share the cores: BLAS threads on top of them only wait for each other.
 for _name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")

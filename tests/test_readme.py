@@ -51,6 +51,29 @@ def program(text: str) -> str:
     return "\n".join(lines)
 
 
+def files(text: str) -> dict[str, str]:
+    """The files that a page shows: a line that is a name in backquotes and a colon, then a block.
+
+    >>> files("`a.py`:\\n\\n```python\\nx = 1\\n```\\n")
+    {'a.py': 'x = 1\\n'}
+    """
+    lines, found = text.splitlines(), {}
+    for _, start, body in blocks(text):
+        before = [line for line in lines[: start - 1] if line][-1:]
+        if named := re.fullmatch(r"`([\w.]+)`:", "".join(before)):
+            found[named[1]] = "\n".join(body) + "\n"
+    return found
+
+
+def consoles(text: str) -> list[tuple[str, str]]:
+    """Each `$ command` of a page's console blocks, and what the page says it prints."""
+    found = []
+    for language, _, body in blocks(text):
+        for command in "\n".join(body).split("$ ")[1:] if language == "console" else []:
+            found.append(tuple(command.partition("\n")[::2]))
+    return found
+
+
 def commands(text: str) -> list[str]:
     """The commands of a page's shell blocks, without prompts, comments and what they print."""
     found = []
@@ -106,7 +129,8 @@ def test_python_blocks_run(page, tmp_path):
     source = program(page.read_text(encoding="utf-8"))
     if not source:
         return
-    (tmp_path / "page.py").write_text(source, encoding="utf-8")
+    for name, content in {"page.py": source, **files(page.read_text(encoding="utf-8"))}.items():
+        (tmp_path / name).write_text(content, encoding="utf-8")
     # Under the page's own name: a traceback, and inspect.getsource, then show the page's lines.
     done = run([sys.executable, "-c", RUN_AS, str(page)], tmp_path)
     assert done.returncode == 0, f"{page_id(page)}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
@@ -142,6 +166,34 @@ def assert_collc_knows(rest: list[str], where: str) -> None:
         assert not option.startswith("--") or option in text, (
             f"{where}: no option {option} in its help"
         )
+
+
+def shown(text: str) -> str:
+    """Without blanks at the ends of lines, which a table has."""
+    return "\n".join(line.rstrip() for line in text.rstrip().splitlines())
+
+
+# What "3. Break it" of write-a-schedule.md has its reader change.
+BREAK = ("(c - t - 1) % n", "(c - t - 2) % n")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_console_blocks_print_what_they_say(page, tmp_path):
+    text = page.read_text(encoding="utf-8")
+    for command, said in consoles(text):
+        if words(command)[0] != "collc":
+            continue
+        fails = said.startswith("error: ")
+        for name, content in files(text).items():
+            assert not fails or BREAK[0] in content
+            (tmp_path / name).write_text(
+                content.replace(*BREAK) if fails else content, encoding="utf-8"
+            )
+        done = run([sys.executable, "-m", "collc", *words(command)[1:]], tmp_path)
+        pattern = re.escape(shown(said)).replace(re.escape("..."), r"(?s:.*)")
+        printed = shown(done.stdout + done.stderr)
+        assert re.fullmatch(pattern, printed), f"{page_id(page)}: `{command}` prints\n{printed}"
+        assert done.returncode == fails
 
 
 def test_a_page_keeps_its_line_numbers():

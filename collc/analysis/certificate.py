@@ -23,7 +23,7 @@ from collc.language.ir import Program, integer
 _TOKEN = object()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Certificate:
     """What ``verify`` proved. Bytes are exact fractions of S, the full buffer of a rank.
 
@@ -58,6 +58,10 @@ class Certificate:
         if self.bound is None or self.sent is None or not self.bound.sent:
             return None
         return self.sent / self.bound.sent
+
+    def __repr__(self) -> str:
+        mesh = ", ".join(f"{axis or 'n'}={n}" for axis, n in self.sizes)
+        return f"<certificate {counted(self.rounds, 'round')} {self.schedule}, {mesh}>"
 
     def __str__(self) -> str:
         mesh = " ".join(f"{axis}={n}" if axis else f"n={n}" for axis, n in self.sizes)
@@ -122,7 +126,7 @@ def certify(schedule: Schedule, sizes: Mapping[str, int]) -> Certificate:
         if axis not in sizes:
             raise MeshError(
                 f"{schedule} is placed on axis {axis!r}, which has no size here. "
-                f"{nearest(axis, sizes)}"
+                f"{nearest(axis, sizes) if sizes else f'Give it: verify(s, {axis}=8).'}"
             )
     # In mesh order, and no more than the schedule names: others are batch dimensions.
     own = tuple((axis, size) for axis, size in sizes.items() if axis in axes)

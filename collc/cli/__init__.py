@@ -9,14 +9,53 @@ import io
 import os
 import platform
 import sys
-from collections.abc import Callable
-from typing import Annotated
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from collc.cli import common, listing, show, train, verifying
 
+
+class _Help:
+    """Help without ``<bool>`` and braces, and with the examples in lines, whatever the typer."""
+
+    examples: Sequence[str] = ()
+
+    def get_help_option(self, ctx: Any) -> Any:
+        option = super().get_help_option(ctx)  # pyright: ignore[reportAttributeAccessIssue]
+        if option is not None:
+            option.metavar = ""
+        return option
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        pieces = super().collect_usage_pieces(ctx)  # pyright: ignore[reportAttributeAccessIssue]
+        return [piece.strip("{}") for piece in pieces]
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        super().format_help(ctx, formatter)  # pyright: ignore[reportAttributeAccessIssue]
+        console = common.Output()
+        console.line(" Examples:")
+        for line in self.examples:
+            console.line(f"   {line}", "bold")
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)  # pyright: ignore[reportAttributeAccessIssue]
+        except Exception as e:
+            message = getattr(e, "message", None)
+            if isinstance(message, str) and "unexpected extra argument" in message:
+                e.message = f"{message}. Quote the expression."  # pyright: ignore
+            raise
+
+
+class _Group(_Help, TyperGroup):
+    examples = ("collc list", "collc show ring.all_reduce --mesh gpu=8")
+
+
 app = typer.Typer(
+    cls=_Group,
     name="collc",
     add_completion=False,
     no_args_is_help=True,
@@ -26,16 +65,12 @@ app = typer.Typer(
 )
 
 
-def _examples(*lines: str) -> str:
-    """The end of a help text; paragraphs, since all else is joined to one line by some typers."""
-    return "\n\n".join(["Examples:", *(f"[bold]{line}[/bold]" for line in lines)])
-
-
 def _add(name: str, command: Callable[..., None], *examples: str) -> None:
     # The docstring's paragraphs unwrapped, so that they fit any terminal.
     paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
     text = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
-    app.command(name, help=text, epilog=_examples(*examples))(command)
+    cls = type("_Command", (_Help, TyperCommand), {"examples": examples})
+    app.command(name, cls=cls, help=text)(command)
 
 
 _add("list", listing.list_schedules, "collc list", "collc list --mesh gpu=8")
@@ -70,12 +105,16 @@ def _version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(epilog=_examples("collc list", "collc show ring.all_reduce --mesh gpu=8"))
+@app.callback()
 def collc(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_version, is_eager=True, help="Print versions and leave."
+            "--version",
+            metavar="",
+            callback=_version,
+            is_eager=True,
+            help="Print versions and leave.",
         ),
     ] = False,
     debug: common.Debug = False,

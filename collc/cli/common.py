@@ -17,6 +17,7 @@ from typing import Annotated, Any, ParamSpec
 
 import typer
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from collc.errors import CollcError, MeshError, ScheduleError
@@ -45,8 +46,9 @@ Mesh = Annotated[
         show_default=False,
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+# metavar: some typers write <bool> there.
+Json = Annotated[bool, typer.Option("--json", metavar="", help="Print JSON.")]
+Debug = Annotated[bool, typer.Option("--debug", metavar="", help="Show the traceback of an error.")]
 
 
 def _seconds(value: float) -> float:
@@ -162,6 +164,15 @@ class Output(Console):
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
+
+    def table(self, table: Table) -> None:
+        """The table, without blanks at the ends of its lines."""
+        with self.capture() as captured:
+            self.print(table)
+        for row in captured.get().splitlines():
+            line = Text.from_ansi(row)
+            line.rstrip()
+            self.print(line, no_wrap=True, overflow="ignore", crop=False)
 
     def line(self, text: str = "", style: str = "") -> None:
         """One line of a program or a heading, folded by ``fold``, never cut."""

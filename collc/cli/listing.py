@@ -187,7 +187,7 @@ def _print(rows: list[Row], sizes: Mapping[str, int] | None) -> None:
             kind = f"{row.states}\n" if row.states else ""
             about = [Text.assemble(kind, (row.about, "dim"))]
         table.add_row(Text(row.schedule), *about)
-    console.print(table)
+    console.table(table)
     if not sizes:
         return
     console.line()

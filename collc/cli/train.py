@@ -146,9 +146,10 @@ def train(
 ) -> None:
     """Train a byte-level Transformer on Python's own standard library.
 
-    Gradients are reduced by one schedule for each mesh axis. At the end stand the loss on unseen
-    files beside what counting bytes and pairs achieves, and the same steps with jax.lax.pmean.
-    The run folder holds metrics, the plan and checkpoints. Ctrl-C saves, and --resume goes on.
+    Gradients are reduced by one schedule for each mesh axis. At the end it prints the loss on
+    unseen files beside what counting bytes and pairs achieves, and compares the first steps with
+    the same ones under jax.lax.pmean. The run folder holds metrics, the plan and checkpoints.
+    Ctrl-C saves, and --resume goes on.
     """
     with Interrupt(starting=True) as interrupt:
         # What needs no jax comes first: jax reads its environment when it is imported or first used.

@@ -39,9 +39,8 @@ def verify(
 ) -> None:
     """Prove a schedule on a mesh and print its certificate.
 
-    Refused, with exit status 1, is a schedule that does not do what its type says. Bytes are
-    exact fractions of S, a rank's whole buffer; bounds are those of any schedule for that
-    collective.
+    A schedule that does not do what its type says is refused, with exit status 1. Bytes are exact
+    fractions of S, a rank's whole buffer; bounds are those of any schedule for that collective.
     """
     sizes = parse_mesh(mesh)
     with files_run(timeout):
@@ -58,7 +57,7 @@ def verify(
     table.add_column(overflow="fold")
     for name, value in _rows(certificate, sizes):
         table.add_row(name, Text(value))
-    console.print(table)
+    console.table(table)
 
 
 def as_json(c: Certificate) -> dict[str, Any]:

@@ -53,6 +53,12 @@ def modules() -> dict[str, ModuleType]:
                 f"the schedules {entry.name} = {entry.value}, which an installed package brings, cannot "
                 f"be loaded: {said(e)}. Mend that package or remove it."
             ) from e
+        short = found[entry.name].__name__.rpartition(".")[2]
+        if short != entry.name:
+            raise ScheduleError(
+                f"the entry point {entry.name} = {entry.value} has another name than its module, after "
+                f"which its schedules print. Call the entry point {short}."
+            )
         name_schedules(found[entry.name])
     return found
 
@@ -77,6 +83,10 @@ def lookup(name: str) -> Named:
     attribute = attribute or short
     if attribute not in here:
         known = [f"{short}.{a}" if a != short else short for a in here]
+        if name == short and known:
+            raise ScheduleError(
+                f"{name} is a module: {', '.join(known)}. Name one of its schedules."
+            )
         raise ScheduleError(f"there is no schedule {name!r}. {nearest(name, known)}")
     return here[attribute]
 

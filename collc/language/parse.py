@@ -1,6 +1,7 @@
 """From text to a schedule. Reads Python's expression syntax; never evaluates code."""
 
 import ast
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -68,6 +69,14 @@ class _Reader:
                 keywords=[ast.keyword(arg="order", value=value)],
             ):
                 return self.schedule(inner).relabel(order=self.order(value))
+            case ast.Call(func=function, args=args, keywords=keywords) if (
+                keywords and not _is_method(function)
+            ):
+                family = self.named(function)
+                if not isinstance(family, Family):
+                    raise self.refuse(node, f"{ast.unparse(function)} takes no parameters")
+                called = f"{ast.unparse(function)}({_positional(family, args, keywords)})"
+                raise self.refuse(node, f"arguments are positional: {called}")
             case ast.Call(func=function, args=args, keywords=[]):
                 family = self.named(function)
                 if not isinstance(family, Family):
@@ -124,6 +133,18 @@ class _Reader:
         part = ast.get_source_segment(self.source.strip(), node) or ast.unparse(node)
         whole = _brief(self.source)
         return ScheduleError(f"cannot read {_brief(part)} in the schedule {whole}: {why}")
+
+
+def _is_method(function: ast.expr) -> bool:
+    return isinstance(function, ast.Attribute) and function.attr in ("relabel", "reversed")
+
+
+def _positional(family: Family, args: list[ast.expr], keywords: list[ast.keyword]) -> str:
+    """The arguments of a call as they are to be written, in the order of the parameters."""
+    named = {k.arg: k.value for k in keywords if k.arg}
+    order = list(inspect.signature(family.function).parameters)
+    rest = sorted(named, key=lambda name: order.index(name) if name in order else len(order))
+    return ", ".join(ast.unparse(x) for x in (*args, *(named[name] for name in rest)))
 
 
 def _brief(source: str) -> str:

@@ -31,6 +31,7 @@ from collc.analysis.certificate import Certificate, certify
 from collc.errors import DataError, MeshError, PlanError, ScheduleError, nearest
 from collc.language.algebra import Leaf, Relabel, Schedule, map_leaves
 from collc.language.expand import permutation
+from collc.language.library import contents, modules
 from collc.language.parse import parse
 from collc.language.states import KINDS
 from collc.lowering import context, operands
@@ -100,7 +101,7 @@ def psum_scatter(
     """
     use = _use("psum_scatter", "reduce_scatter", schedule, accumulate, wire)
     leaves, tree = jax.tree.flatten(x)
-    values = [jnp.asarray(leaf) for leaf in leaves]
+    values = _arrays("psum_scatter", leaves)
     fronts = [_split("psum_scatter", use.n, v, scatter_dimension, tiled) for v in values]
     done = _exchange(use, fronts, use.n, 1)
 
@@ -123,7 +124,7 @@ def all_gather(
         raise DataError(f"all_gather: to is 'varying' or 'invarying', not {to!r}")
     use = _use("all_gather", "all_gather", schedule, drop=to == "invarying")
     leaves, tree = jax.tree.flatten(x)
-    values = [jnp.asarray(leaf) for leaf in leaves]
+    values = _arrays("all_gather", leaves)
     at = [_dimension("all_gather", v.shape if tiled else (use.n, *v.shape), axis) for v in values]
     done = _exchange(use, [v[None] for v in values], 1, use.n)
 
@@ -144,7 +145,7 @@ def all_to_all(
     """Rank r's chunk s becomes rank s's chunk r, as ``lax.all_to_all``."""
     use = _use("all_to_all", "all_to_all", schedule)
     leaves, tree = jax.tree.flatten(x)
-    values = [jnp.asarray(leaf) for leaf in leaves]
+    values = _arrays("all_to_all", leaves)
     fronts = [_split("all_to_all", use.n, v, split_axis, tiled) for v in values]
     at = [_dimension("all_to_all", v.shape, concat_axis) for v in values]
     done = _exchange(use, fronts, use.n, use.n)
@@ -165,9 +166,7 @@ def pbroadcast(x: Any, schedule: On = None, source: int = 0, *, specs: Any = Non
     """Rank ``source``'s value on every rank, as ``lax.pbroadcast``."""
     use = _use("pbroadcast", "broadcast", schedule, source=source)
     leaves, tree = jax.tree.flatten(x)
-    return jax.tree.unflatten(
-        tree, _whole(use, [jnp.asarray(v) for v in leaves], _specs(specs, tree))
-    )
+    return jax.tree.unflatten(tree, _whole(use, _arrays("pbroadcast", leaves), _specs(specs, tree)))
 
 
 # ---- what all of them share -----------------------------------------------------------------------
@@ -202,6 +201,23 @@ class _Use:
 def _varying(x: jax.Array, axes: Sequence[str]) -> jax.Array:
     missing = tuple(a for a in axes if a not in jax.typeof(x).manual_axis_type.varying)
     return lax.pcast(x, missing, to="varying") if missing else x
+
+
+def _arrays(name: str, leaves: Sequence[Any]) -> list[jax.Array]:
+    """The leaves as arrays of numbers."""
+    found = []
+    for leaf in leaves:
+        try:
+            value = jnp.asarray(leaf)
+        except TypeError:
+            raise DataError(f"collc.{name}: {leaf!r} is no array, nor a number") from None
+        if jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
+            raise DataError(
+                f"collc.{name}: a value of dtype {value.dtype} cannot travel. Of a random key send "
+                "jax.random.key_data(key), and wrap it again."
+            )
+        found.append(value)
+    return found
 
 
 def _use(
@@ -282,11 +298,31 @@ def _resolve(name: str, kind: str, on: On) -> Schedule:
     plan = context.current()
     if plan is None:
         raise PlanError(
-            f"collc.{name}: no plan here. Decorate the step with @collc.schedule(plan, ...), or "
-            "pass a schedule or a plan."
+            f"collc.{name}: no plan here. "
+            + (
+                _taken_as_axis(kind, on)
+                or "Decorate the step with @collc.schedule(plan, ...), or pass a schedule or a plan."
+            )
         )
     axes = None if on is None else (on,) if isinstance(on, str) else tuple(on)
-    return plan.schedule(kind, axes)
+    try:
+        return plan.schedule(kind, axes)
+    except PlanError as e:
+        taken = _taken_as_axis(kind, on)
+        if not taken or on in jax.sharding.get_abstract_mesh().axis_names:
+            raise
+        raise PlanError(f"collc.{name}: {e} {taken}") from None
+
+
+def _taken_as_axis(kind: str, on: On) -> str:
+    """What to say where the name of a schedule module stands for an axis; "" for other names."""
+    if not isinstance(on, str) or on not in modules():
+        return ""
+    here = contents(modules()[on])
+    one = on if on in here else f"{on}.{kind if kind in here else next(iter(here), kind)}"
+    axes = jax.sharding.get_abstract_mesh().manual_axes
+    axis = axes[-1] if axes else "gpu"
+    return f"{on!r} is taken as an axis name here; for a schedule write '{one} @ {axis}'."
 
 
 def _from(schedule: Schedule, source: int, sizes: dict[str, int]) -> Schedule:
@@ -334,12 +370,13 @@ def _reduce(
         return x
     name = f"p{op}"
     use = _use(name, "all_reduce", on, accumulate, wire, op=op, inconsistent=inconsistent)
+    numbers = _arrays(name, leaves)
     constant = not any(isinstance(v, Tracer) for v in leaves)
     if constant and (op not in ("sum", "mean") or not any(map(_is_bool, leaves))):
         # As in lax: a constant of the program is not sent.
         scaled = {"sum": lambda v: v * use.n, "mean": lambda v: v * use.n / use.n}
         return jax.tree.map(scaled[op], x) if op in scaled else x
-    values = [jnp.asarray(v) for v in leaves]
+    values = numbers
     if op in ("sum", "mean"):
         values = [v.astype(jnp.int32) if v.dtype == bool else v for v in values]
     each = _specs(specs, tree)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import jax
 import jax.numpy as jnp
 
+from collc.analysis.certificate import Certificate
 from collc.language.algebra import Beside, Leaf, Schedule, Then
 from collc.language.expand import expand, relabelled
 from collc.lowering import native, orbits, tables
@@ -79,14 +80,15 @@ class _Part:
     spare: dict[tuple[str, ...], Values] = field(default_factory=dict)
 
 
-def lower(schedule: Schedule, sizes: Mapping[str, int], op: str, wire: Wire, xs: Values) -> Values:
-    """Runs a placed schedule on operands whose dimension 0 is what it cuts.
+def lower(certificate: Certificate, op: str, wire: Wire, xs: Values) -> Values:
+    """Runs a proved schedule on operands whose dimension 0 is what it cuts.
 
     [s, ...] -> [s, ...] for an all_reduce, reduce or broadcast, [N * k, ...] -> [k, ...] for a
     reduce_scatter or scatter, [k, ...] -> [N * k, ...] for an all_gather or gather, and
     [N * k, ...] -> [N * k, ...] for an all_to_all, by its N = product of the axes' sizes ranks.
     """
-    cut = frame(schedule, sizes)
+    schedule = certificate.schedule
+    cut = frame(schedule, dict(certificate.sizes))
     before = {a: s for a, (s, _) in schedule.type.before.items()}
     after = {a: s for a, (s, _) in schedule.type.after.items()}
     scattered = {a for a in cut.axes if before.get(a) == "shard"}

@@ -9,6 +9,7 @@ drops the axes over which the certificate has proved that all replicas are the s
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -18,8 +19,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from collc.analysis.certificate import Certificate, certify
-from collc.errors import MeshError, ScheduleError
-from collc.language.algebra import Schedule
+from collc.errors import MeshError, ProofError, ScheduleError
 from collc.language.expand import permutation
 from collc.language.states import KINDS, REPLICA, ROOT
 from collc.lowering.lower import frame, lower
@@ -28,6 +28,24 @@ from collc.lowering.wire import Cast, Plain, Wire
 
 collective_p = Primitive("collc_collective")
 collective_p.multiple_results = True
+
+
+@dataclass(frozen=True)
+class Proved:
+    """A certificate as the parameter of an equation, where it prints on one line."""
+
+    by: Certificate
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return dict(self.by.sizes)
+
+    @property
+    def ranks(self) -> int:
+        return math.prod(self.sizes.values())
+
+    def __str__(self) -> str:
+        return repr(self.by)
 
 
 def bind(
@@ -45,6 +63,8 @@ def bind(
     floating-point operands are kept, the operand's own by default. ``drop``: whether a replicated
     output is typed so, as ``psum``'s is and ``all_gather``'s is not.
     """
+    if not isinstance(certificate, Certificate):
+        raise ProofError(f"nothing is lowered without a certificate, which {certificate!r} is not.")
     schedule = certificate.schedule
     kind = schedule.collective
     if kind is None:
@@ -58,7 +78,7 @@ def bind(
         kind=kind.name,
         axes=schedule.axes,
         op=op,
-        certificate=certificate,
+        proved=Proved(certificate),
         wire=wire,
         accumulate=accumulate,
         drop=drop and kind.after == REPLICA,
@@ -81,10 +101,8 @@ def _shape(kind: str, ranks: int, shape: tuple[int, ...]) -> tuple[int, ...]:
     return (size, *rest)
 
 
-def _abstract(
-    *xs: Any, certificate: Certificate, kind: str, axes: Any, drop: bool, **_: Any
-) -> Any:
-    n = math.prod(size for _, size in certificate.sizes)
+def _abstract(*xs: Any, proved: Proved, kind: str, axes: Any, drop: bool, **_: Any) -> Any:
+    n = proved.ranks
     outs = []
     for x in xs:
         varying = x.manual_axis_type.varying
@@ -101,31 +119,18 @@ def _abstract(
 
 def _code(
     *xs: jax.Array,
-    schedule: Schedule,
     op: str,
-    certificate: Certificate,
+    proved: Proved,
     wire: Wire,
     accumulate: str | None,
+    kind: str,
     **_: Any,
 ) -> list[jax.Array]:
-    sizes = dict(certificate.sizes)
-    kind = schedule.collective
-    assert kind
-    n = math.prod(sizes.values())
-    if any(x.size == 0 for x in xs):
-        some = [x for x in xs if x.size]
-        rest = iter(
-            _code(
-                *some, schedule=schedule, op=op, certificate=certificate, wire=wire,
-                accumulate=accumulate,
-            ) if some else []
-        )  # fmt: skip
-        return [
-            next(rest) if x.size else jnp.zeros(_shape(kind.name, n, x.shape), x.dtype) for x in xs
-        ]
-    done: list[jax.Array] = list(xs)
-    for dtype in dict.fromkeys(x.dtype for x in xs):
-        own = [i for i, x in enumerate(xs) if x.dtype == dtype]
+    n = proved.ranks
+    # Nothing is sent for an empty operand.
+    done = [x if x.size else jnp.zeros(_shape(kind, n, x.shape), x.dtype) for x in xs]
+    for dtype in dict.fromkeys(x.dtype for x in xs if x.size):
+        own = [i for i, x in enumerate(xs) if x.dtype == dtype and x.size]
         wider = (
             accumulate is not None
             and jnp.issubdtype(dtype, jnp.floating)
@@ -134,7 +139,7 @@ def _code(
         # Sums that are kept wider travel as narrow as they came.
         format = Cast(dtype.name) if wider and wire == Plain() else wire
         values = [xs[i].astype(accumulate) if wider else xs[i] for i in own]
-        outs = lower(schedule, sizes, "sum" if op == "mean" else op, format, values)
+        outs = lower(proved.by, "sum" if op == "mean" else op, format, values)
         for i, y in zip(own, outs, strict=True):
             done[i] = (y / n if op == "mean" else y).astype(dtype)
     return done
@@ -170,14 +175,13 @@ def _transpose(cts: Sequence[Any], *xs: Any, **params: Any) -> list[Any]:
         # The output is one value for all ranks, so the cotangent arrives whole, and once.
         outs = [_from_replica(kind.name, ct, params) for ct in here]
     else:
-        certificate = params["certificate"]
-        dual = certify(params["schedule"].reversed(), dict(certificate.sizes))
+        dual = certify(params["schedule"].reversed(), params["proved"].sizes)
         outs = collective_p.bind(
             *here,
             **{
                 **params,
                 "schedule": dual.schedule,
-                "certificate": dual,
+                "proved": Proved(dual),
                 "kind": kind.dual,
                 "drop": False,
             },
@@ -191,7 +195,7 @@ def _transpose(cts: Sequence[Any], *xs: Any, **params: Any) -> list[Any]:
 
 def _from_replica(kind: str, ct: jax.Array, params: dict[str, Any]) -> jax.Array:
     ct = lax.pcast(ct, params["axes"], to="varying")
-    sizes = dict(params["certificate"].sizes)
+    sizes = params["proved"].sizes
     n = math.prod(sizes.values())
     match kind:
         case "all_reduce":
@@ -207,7 +211,7 @@ def _from_replica(kind: str, ct: jax.Array, params: dict[str, Any]) -> jax.Array
 
 def _is_root(params: dict[str, Any]) -> jax.Array:
     """Whether this device is the root of a broadcast on every axis."""
-    sizes = dict(params["certificate"].sizes)
+    sizes = params["proved"].sizes
     here = jnp.bool_(True)
     for leaf in params["schedule"].leaves():
         if leaf.facing.before != ROOT:

@@ -44,16 +44,11 @@ def explain(plan: Plan) -> str:
     console.print(table)
     ranks = " x ".join(f"{axis} {size[axis]}" for axis in plan.axes)
     lines = [
-        f"{plan.ranks} ranks ({ranks}). S is a rank's full buffer; sent: by the busiest rank; bound: "
-        "what some rank has to send.",
-        "A round is one ppermute, launched by itself; XLA's own collective is one launch, which it "
-        "pipelines inside. On a small mesh, or where rounds are many, XLA's own may be faster.",
+        f"{plan.ranks} ranks ({ranks}). S: a rank's full buffer; sent: by the busiest rank.",
+        "A round is one ppermute. Where they are many, or the mesh small, XLA's own may be faster.",
     ]
-    own = [c for c, certificate in certificates.items() if certificate.trusted]
-    if own:
-        lines.append(
-            f"XLA's own collective, trusted and not proved, takes part in: {', '.join(own)}."
-        )
+    if any(certificate.trusted for certificate in certificates.values()):
+        lines.append("XLA's own (native, trusted) is one of the steps, but none of the rounds.")
     rest = [a for a, n in plan.sizes if a not in plan.axes and n > 1]
     if rest:
         lines.append(f"Left to XLA: {', '.join(rest)}.")

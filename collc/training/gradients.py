@@ -93,7 +93,8 @@ def value_and_grad(
         value, grads = pmean((value, grads), specs=sharded)
         return ((value, aux) if has_aux else value), grads
 
-    return Step(step, plan, batches, named=batch is not None)
+    called = {"[0][0]": "value", "[0][1]": "aux"} if has_aux else {"[0]": "value"}
+    return Step(step, plan, batches, named=batch is not None, called={**called, "[1]": "grads"})
 
 
 def _positions(

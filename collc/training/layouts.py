@@ -1,6 +1,7 @@
 """How each leaf of a step's arguments and results lies over the plan's axes."""
 
-from collections.abc import Iterator, Sequence
+import types
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -153,10 +154,21 @@ class Arguments:
         return Leaf(path, "ranked", axes, variable)
 
 
-def results(step: str, plan: Plan, result: Any) -> Iterator[Leaf]:
-    """The layouts of what a step returns, in the order of its leaves. Raises StepError."""
+def results(
+    step: str,
+    plan: Plan,
+    result: Any,
+    called: Mapping[str, str] = types.MappingProxyType({}),
+) -> Iterator[Leaf]:
+    """The layouts of what a step returns, in the order of its leaves. Raises StepError.
+
+    ``called``: other names for what begins with these paths, as ``{"[0]": "value"}``.
+    """
     for path, leaf, mark in _leaves(result):
         own = f"result{path}"
+        for start, name in called.items():
+            if path.startswith(start):
+                own = name + path[len(start) :]
         try:
             jax.typeof(leaf)
         except TypeError:

@@ -251,12 +251,13 @@ def _run(
 ) -> Summary:
     """Train, validate and compare in an open folder, and leave the summary there."""
     config = trainer.config
+    losses: list[float] = []
 
     def advance(step: int) -> float:
-        loss = trainer.advance(step)
+        losses[:] = [trainer.advance(step)]
         if after:
             after(step + 1)
-        return loss
+        return losses[0]
 
     job = loop.Job(
         advance=advance,
@@ -280,6 +281,8 @@ def _run(
             validation = trainer.evaluate(final)
             loop.check_finite("validation loss", validation, step, step)
             metrics.write(step, validation_loss=validation, final=True)
+            if losses:
+                report.say(console, loop.validated(step, losses[0], validation, metrics.seconds))
             both = _side_by_side(trainer, console, interrupt)
         finished = validation is not None and (both or not config.side_by_side)
         summary = Summary(

@@ -129,7 +129,12 @@ def run(job: Job, start: int, metrics: Metrics, console: Console, interrupt: Int
     saved = start or None  # a fresh run has no checkpoint yet
     with _progress(console) as progress:
         bar = progress.add_task(
-            "train", total=job.steps, completed=start, loss="", speed="compiling", left=""
+            "train",
+            total=job.steps,
+            completed=start,
+            loss="",
+            speed="compiling" if start < job.steps else "",
+            left="",
         )
         while step < job.steps and not interrupt.signal:
             tick = time.perf_counter()
@@ -161,14 +166,19 @@ def run(job: Job, start: int, metrics: Metrics, console: Console, interrupt: Int
                     validation_loss=validation,
                     seconds=round(before + time.perf_counter() - began, 3),
                 )
-                progress.console.print(
-                    f"step {step:>5}  loss {loss:.3f}  validation {validation:.3f}  "
-                    f"{clock(elapsed)}",
-                    highlight=False,
-                )
+                progress.console.print(validated(step, loss, validation, elapsed), highlight=False)
         if saved != step:
             job.save(step)
     return step
+
+
+def validated(step: int, loss: float, validation: float, seconds: float) -> str:
+    """The line that a validation prints.
+
+    >>> validated(400, 2.0, 2.125, 61)
+    'step   400  loss 2.000  validation 2.125  1:01'
+    """
+    return f"step {step:>5}  loss {loss:.3f}  validation {validation:.3f}  {clock(seconds)}"
 
 
 def check_finite(name: str, loss: float, step: int, saved: int) -> None:

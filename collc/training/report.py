@@ -16,6 +16,7 @@ from collc.training.data import Corpus
 from collc.training.folder import PLAN, SUMMARY, RunFolder, resume_command
 from collc.training.loop import clock
 
+FEW = 400  # steps, those of the demo: with fewer, a loss above the entropies is no surprise
 SHOWN = 40  # lines of a plan's explanation that a terminal gets; the whole is in the run folder
 
 
@@ -114,13 +115,17 @@ def closing(console: Console, summary: Summary) -> None:
     console.print(_losses(summary, summary.validation))
     counted = {"unigram": summary.unigram, "bigram": summary.bigram}
     beaten = [name for name, nats in counted.items() if summary.validation < nats]
-    said = f"below the {' and the '.join(beaten)}" if beaten else "NOT below the unigram"
-    say(console, f"The loss on unseen files is {said} entropy of the same text.")
+    few = summary.step < FEW
+    below = "below" if beaten else "not yet below" if few else "NOT below"
+    end = f": {summary.step} steps are few." if few and not beaten else "."
+    which = " and the ".join(beaten or ["unigram"])
+    say(console, f"The loss on unseen files is {below} the {which} entropy of the same text{end}")
     if summary.side_by_side:
         say(console, _compared(summary.side_by_side))
     say(
         console,
-        f"Trained at {summary.tokens_per_s:,.0f} tokens/s for {clock(summary.seconds)}. "
+        f"Trained at {summary.tokens_per_s:,.0f} tokens/s for {clock(summary.seconds)}, with "
+        f"compiling and validation. "
         f"Everything is in {summary.folder}",
     )
 
@@ -142,14 +147,13 @@ def _losses(summary: Summary, validation: float) -> Table:
 
 def _compared(both: SideBySide) -> str:
     if both.ratio_low <= 1 <= both.ratio_high:
-        verdict = "no difference that this machine could tell"
+        verdict = "no measurable difference"
     else:
-        verdict = f"{'lax' if both.ratio > 1 else 'the plan'} is faster here"
+        verdict = f"{'lax' if both.ratio > 1 else 'collc'} is faster here"
     return (
         f"Side by side with jax.lax.pmean, {both.steps} steps:\n"
         f"  parameters  differ by at most {both.largest_difference:.1e} ({both.where}), "
         f"having moved by up to {both.largest_change:.1e}\n"
-        f"  time        {both.plan_ms:.1f} ms a step, lax {both.lax_ms:.1f} ms; paired ratio "
-        f"{both.ratio:.2f}, half of the pairs from {both.ratio_low:.2f} to {both.ratio_high:.2f}: "
-        f"{verdict}"
+        f"  time        {both.plan_ms:.1f} ms a step, lax {both.lax_ms:.1f} ms; collc/lax "
+        f"{both.ratio:.2f} (quartiles {both.ratio_low:.2f} to {both.ratio_high:.2f}): {verdict}"
     )

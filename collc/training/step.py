@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, ParamSpec, TypeVar
@@ -25,7 +26,7 @@ Result = TypeVar("Result")
 def schedule(
     plan: Plan = None,  # pyright: ignore[reportArgumentType] -- so that a missing one is explained
     *,
-    batch: str | Sequence[str] = (),
+    batch: str | Sequence[str] | None = None,
 ) -> Callable[[Callable[Args, Result]], "Step[Args, Result]"]:
     """Decorates a step that is written per device, to run on the plan's mesh under ``jit``.
 
@@ -39,12 +40,12 @@ def schedule(
     DataError for a batch that does not divide.
     """
     check_plan(plan, "@collc.schedule")
-    names = argument_names(batch)
+    names = argument_names(() if batch is None else batch)
 
     def decorate(step: Callable[Args, Result]) -> Step[Args, Result]:
         if not callable(step):
             raise StepError(f"@collc.schedule(...) decorates a function, not {step!r}.")
-        return Step(step, plan, names)
+        return Step(step, plan, names, named=batch is not None)
 
     return decorate
 
@@ -69,6 +70,7 @@ class Step(Generic[Args, Result]):
     """A decorated step. Call it under ``jax.jit`` or ``nnx.jit``, with global arrays.
 
     ``named``: whether the user named the batch; where not, it may hold modules and constants.
+    ``called``: what messages call parts of the result, by the beginning of their paths.
     """
 
     def __init__(
@@ -78,9 +80,11 @@ class Step(Generic[Args, Result]):
         batch: Sequence[str],
         *,
         named: bool = True,
+        called: Mapping[str, str] = types.MappingProxyType({}),
     ) -> None:
         functools.update_wrapper(self, function)
         self.function, self.plan, self.batch, self.named = function, plan, tuple(batch), named
+        self.called = called
         self.signature = inspect.signature(function)
         self.notes: list[str] = []  # of the last trace
         # jit copies a function's attributes, not its class: step.explain() is to work there, too.
@@ -181,7 +185,7 @@ class Step(Generic[Args, Result]):
                 Leaf(path, "ranked" if axes else "replicated", axes, variable)
                 for path, variable, axes in modules.leaves()
             ]
-            traced.leaves = [*results(self.name, plan, result), *of_state]
+            traced.leaves = [*results(self.name, plan, result, self.called), *of_state]
             return flat
 
         def body(values: tuple[Any, ...]) -> Any:
@@ -192,6 +196,13 @@ class Step(Generic[Args, Result]):
             with context.using(plan):
                 closed = jax.make_jaxpr(user)(*own)
             checked = check(closed, [frozenset(leaf.axes) for leaf in leaves], sizes)
+            elided = checked.jaxpr is not closed
+            if elided and not self.named and not any(leaf.axes for leaf in leaves):
+                raise StepError(
+                    f"{self.name} reduces what is the same on all ranks, and none of its arguments is "
+                    f"a batch: all {plan.ranks} devices would compute all of it. Name what is to be "
+                    'split, as in batch="batch"; or say batch=() if that is meant.'
+                )
             self.notes[:] = checked.notes
             found = zip(traced.leaves, checked.varying, checked.chains, strict=True)
             for leaf, varying, chain in found:
@@ -218,11 +229,7 @@ class Step(Generic[Args, Result]):
         if leaf.kind != "replicated":
             remedy = f"It is ranked over {' and '.join(leaf.axes)} only: reduce it over {over}."
         elif leaf.variable:
-            module = leaf.path.partition(".")[0].partition("[")[0]
-            remedy = (
-                "Reduce what it is computed from, as in collc.pmean(grads); or, if each rank has its "
-                f"own, say so before the step: collc.ranked({module}, plan, of={leaf.variable})."
-            )
+            remedy = self._remedy(leaf)
         else:
             remedy = (
                 "Reduce it, as in collc.pmean(...), before you return it or use it in the state; or "
@@ -232,6 +239,21 @@ class Step(Generic[Args, Result]):
         raise StepError(
             f"{self.name}: {leaf.path} is returned as {leaf.kind}, but it differs between the ranks "
             f"of {over}.{seen}\n{remedy}"
+        )
+
+    def _remedy(self, leaf: Leaf) -> str:
+        """What to do about a variable that differs. Weights of their own would only drift apart."""
+        if leaf.variable.endswith("Param") or leaf.variable.startswith("nnx.Opt"):
+            return "Reduce the gradients: collc.pmean(grads)."
+        module = leaf.path.partition(".")[0].partition("[")[0]
+        reduce = "Reduce what it is computed from"
+        if leaf.variable == "nnx.BatchStat":
+            first, *more = self.plan.axes
+            axes = self.plan.axes if more else first
+            reduce += f" (give nnx.BatchNorm axis_name={axes!r})"
+        return (
+            f"{reduce}; or, if each rank has its own, say so before the step: "
+            f"collc.ranked({module}, plan, of={leaf.variable})."
         )
 
 

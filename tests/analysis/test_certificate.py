@@ -112,3 +112,14 @@ def test_one_step_is_one_step():
     assert "   1 step, 3 rounds, " in str(collc.verify(server.push, n=4))
     assert "   2 steps, 1 round" not in str(collc.verify(server.star, n=2))
     assert "   1 step, 1 round, " in str(collc.verify(server.push, n=2))
+
+
+def test_a_certificate_in_one_line():
+    made = collc.verify(ring.all_reduce @ "gpu", gpu=8)
+    assert repr(made) == "<certificate 14 rounds ring.all_reduce @ gpu, gpu=8>"
+    with pytest.raises(MeshError, match=r"no size here. Give it: verify\(s, gpu=8\)\."):
+        collc.verify(ring.all_reduce @ "gpu")
+
+
+def test_public_names_only():
+    assert set(dir(collc)) == {*collc.__all__, "__version__"}

@@ -297,7 +297,7 @@ def test_other_ends(cli, monkeypatch, error, status):
         (("shwo",), "No such command"),
         (("show",), "SCHEDULE"),
         (("show", "ring.all_reduce"), "--mesh"),
-        (("show", "a", "b", "--mesh", "gpu=4"), "unexpected extra argument"),
+        (("show", "a", "b", "--mesh", "gpu=4"), "(b). Quote the expression."),
         (("list", "--nope"), "No such option"),
         (("list", "--timeout", "0"), "--timeout"),
         (("list", "--timeout", "nan"), "--timeout"),

@@ -305,7 +305,10 @@ def test_scopes_are_named():
     text = f.lower(jnp.zeros((2, 2, 8))).compile().as_text()
     permutes = [line for line in text.splitlines() if " collective-permute" in line]
     assert permutes
-    assert all(re.search(r'op_name="[^"]*collc/(ring|tree)\.\w+/[ab]/(\S*/)?r\d+', line) for line in permutes)
+    assert all(
+        re.search(r'op_name="[^"]*collc/(ring|tree)\.\w+/[ab]/(\S*/)?r\d+', line)
+        for line in permutes
+    )
 
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])

@@ -55,6 +55,7 @@ trace = functools.partial(cases.trace, sizes={"x": N})
         ),
         (PlanError, "collc.psum: no plan here", lambda x: collc.psum(x)),
         (PlanError, "collc.psum: no plan here", lambda x: collc.psum(x, "x")),
+        (PlanError, "write 'ring.all_reduce @ x'", lambda x: collc.psum(x, "ring")),
         (
             DataError,
             r"collc.psum_scatter: dimension 0 of shape \(6,\) does not divide over 4 ranks. Pad it to 8",
@@ -156,3 +157,39 @@ def test_an_axis_that_is_not_manual():
     )
     with pytest.raises(MeshError, match=r"'y' is an automatic axis here. Name it in axis_names="):
         jax.eval_shape(f, jnp.ones(4))
+
+
+def test_nothing_is_lowered_without_a_proof():
+    from types import SimpleNamespace
+
+    from collc import language as cl
+    from collc.errors import ProofError
+    from collc.lowering.primitive import bind
+    from collc.lowering.wire import Plain
+
+    @cl.all_reduce
+    def half(n):
+        yield cl.add(cl.ALL, 1, 0)
+
+    with pytest.raises(ProofError, match=r"half.*lacks the addend"):
+        trace(lambda x: collc.psum(x, half @ "x"), jnp.ones((N, 4)))
+    proved = collc.verify(collc.parse(AR), x=4)
+    fake = SimpleNamespace(schedule=half @ "x", sizes=proved.sizes, trusted=())
+    with pytest.raises(ProofError, match="nothing is lowered without a certificate"):
+        trace(lambda x: bind([x], fake, op="sum", wire=Plain())[0], jnp.ones((N, 4)))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda k: collc.psum(k, AR),
+        lambda k: collc.pmax(k, AR),
+        lambda k: collc.all_gather(k, AG),
+        lambda k: collc.pbroadcast(k, BC),
+    ],
+)
+def test_keys_do_not_travel(call):
+    with pytest.raises(DataError, match=r"dtype key<\w+> cannot travel"):
+        trace(lambda x: call(jax.random.key(0)), jnp.ones((N, 4)))
+    with pytest.raises(DataError, match="'words' is no array"):
+        trace(lambda x: call("words"), jnp.ones((N, 4)))

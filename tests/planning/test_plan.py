@@ -229,7 +229,7 @@ def test_explain_stays_narrow(tmp_path):
     text = plan.explain()
     table = text[text.index("collective ") :]  # the plan's own source stays in one piece
     assert max(map(len, table.splitlines())) <= 100
-    assert "XLA's own collective, trusted and not proved, takes part in" in text
+    assert "XLA's own (native, trusted) is one of the steps, but none of the rounds." in text
 
 
 def test_without_devices():

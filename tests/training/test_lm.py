@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 
 from collc.errors import CheckpointError, DataError, MeshError, PlanError, StepError
-from collc.training import checkpoint, compare, config, data, folder, lm
+from collc.training import checkpoint, compare, config, data, folder, lm, loop, report
 
 STEPS = 10
 
@@ -93,6 +93,36 @@ def test_a_run_leaves_all_it_should(straight):
     ) == tiny(path, side_by_side=4)
     for text in ("unigram entropy", "bigram entropy", "validation loss", "Side by side", "plan"):
         assert text in shown
+    last = json.loads((path / "metrics.jsonl").read_text().splitlines()[-2])
+    assert (
+        f"step    10  loss {last['loss']:.3f}  validation {summary.validation:.3f}  "
+        f"{loop.clock(last['seconds'])}\n"
+    ) in shown
+    assert "is not yet below the unigram entropy of the same text: 10 steps are few." in shown
+    assert f"{loop.clock(summary.seconds)}, with compiling and validation. Everything" in shown
+
+
+def test_what_the_closing_says(straight):
+    def said(**changed):
+        console = Console(file=io.StringIO(), width=120)
+        report.closing(console, dataclasses.replace(straight[1], **changed))
+        return console.file.getvalue()
+
+    both = compare.SideBySide(4, 1e-8, "w", 1e-3, 0.91, 0.79, 1.01, 5.0, 5.5)
+    assert "collc/lax 0.91 (quartiles 0.79 to 1.01): no measurable difference\n" in said(
+        side_by_side=both
+    )
+    assert "(quartiles 0.79 to 0.95): collc is faster here\n" in said(
+        side_by_side=dataclasses.replace(both, ratio_high=0.95)
+    )
+    entropies = {"unigram": 3.0, "bigram": 2.0, "step": 400}
+    for validation, text in (
+        (3.5, "NOT below the unigram entropy of the same text."),
+        (2.5, "below the unigram entropy of the same text."),
+        (1.5, "below the unigram and the bigram entropy of the same text."),
+    ):
+        line = f"The loss on unseen files is {text}\n"
+        assert line in said(validation=validation, **entropies)
 
 
 def test_side_by_side_differs_by_rounding_only(straight):

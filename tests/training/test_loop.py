@@ -83,7 +83,8 @@ def test_every_step_once_with_checkpoints_and_validations(tmp_path):
 
 def test_nothing_left_to_do_saves_nothing(tmp_path):
     fake = Fake()
-    assert run(fake, tmp_path / "m.jsonl", start=10)[0] == 10
+    finished, _, shown = run(fake, tmp_path / "m.jsonl", start=10)
+    assert finished == 10 and "10/10" in shown and "compiling" not in shown
     assert fake.steps == fake.saved == []
 
 

@@ -188,8 +188,7 @@ def test_refuses_gradients_that_are_not_reduced(plan):
     )
     assert f"test_modules.py:{step.__code__.co_firstlineno + 2} in step" in message
     assert message.endswith(
-        "Reduce what it is computed from, as in collc.pmean(grads); or, if each rank has its own, "
-        "say so before the step: collc.ranked(model, plan, of=nnx.Param)."
+        "Reduce the gradients: collc.pmean(grads)."  # weights of their own would only diverge
     )
     assert int(optimizer.step.get_value()) == 0
 
@@ -227,8 +226,9 @@ def test_batch_statistics(plan):
         return nnx.BatchNorm(3, axis_name=axes, momentum=0.0, rngs=nnx.Rngs(0))
 
     step = nnx.jit(decorated(plan, norm_step))
-    with pytest.raises(StepError, match=r"model\.mean is returned .*(?s:.)*of=nnx\.BatchStat"):
+    with pytest.raises(StepError, match=r"model\.mean is returned .*(?s:.)*of=nnx\.BatchStat") as e:
         step(norm(), X)
+    assert "(give nnx.BatchNorm axis_name=('host', 'gpu'))" in str(e.value)
     own = collc.ranked(norm(), plan, of=nnx.BatchStat)
     step(own, X)
     np.testing.assert_allclose(

@@ -531,3 +531,14 @@ def test_batch_marks_results_that_have_examples(plan):
     assert "result['y'] is marked as a batch, but it is a scalar." in message
     message = refused(plan, lambda batch, y: y.value, X, {"b": collc.Batch(X)})
     assert "y['b'] is in a collc.Batch, which marks results." in message
+
+
+def test_a_forgotten_batch_is_refused(plan):
+    def loss(w, x):
+        return collc.pmean((w * x).sum())
+
+    w, x = jnp.ones(3), jnp.ones((8, 3))
+    with pytest.raises(StepError, match=r"none of its arguments is a batch: all 8 devices"):
+        jax.jit(collc.schedule(plan)(loss))(w, x)
+    assert jax.jit(collc.schedule(plan, batch=())(loss))(w, x) == 24
+    assert jax.jit(collc.schedule(plan, batch="x")(loss))(w, x) == 3
