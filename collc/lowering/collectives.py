@@ -211,7 +211,7 @@ def _arrays(name: str, leaves: Sequence[Any]) -> list[jax.Array]:
             value = jnp.asarray(leaf)
         except TypeError:
             raise DataError(f"collc.{name}: {leaf!r} is no array, nor a number") from None
-        if jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
+        if jnp.issubdtype(value.dtype, jax.dtypes.extended):
             raise DataError(
                 f"collc.{name}: a value of dtype {value.dtype} cannot travel. Of a random key send "
                 "jax.random.key_data(key), and wrap it again."
