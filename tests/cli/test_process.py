@@ -65,6 +65,8 @@ def test_ctrl_c_is_quiet(tmp_path):
         [*COMMAND, "show", f"{path}:x", "--mesh", "gpu=4"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        # A shell may have started all this in the background, where Ctrl-C is ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     deadline = time.monotonic() + 20
     while not begun.exists() and time.monotonic() < deadline:
