@@ -3,7 +3,7 @@
 import functools
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import InitVar, dataclass
 from fractions import Fraction
 
@@ -30,7 +30,8 @@ class Certificate:
     ``rounds`` counts partial permutations, so ``collective-permute``s; ``depth`` is the longest
     chain of additions; ``consistent``: replicas end with the same bits, ``narrow``: also where what
     travels is narrower than the sums. Native leaves are trusted: they count no rounds, and
-    ``sent``, ``depth`` and ``consistent`` are None where one takes part.
+    ``sent`` and ``depth`` are None where one takes part; so is ``consistent``, but False where a
+    leaf of ours is not.
     """
 
     schedule: Schedule
@@ -173,12 +174,19 @@ def _certify(
         received=received,
         bound=bounds(kind, math.prod(size.values())) if kind else None,
         depth=None if trusted else _chain(schedule.normal, size, lambda p: p.depth if p else 0),
-        consistent=None if trusted else all(p.consistent for p in finals),
-        narrow=None if trusted else all(p.narrow for p in finals),
+        consistent=_all(bool(trusted), (p.consistent for p in finals)),
+        narrow=_all(bool(trusted), (p.narrow for p in finals)),
         trusted=trusted,
         digest=digest(schedule, size),
         token=_TOKEN,
     )
+
+
+def _all(unknown: bool, known: Iterable[bool]) -> bool | None:
+    """False if any is; else None where native leaves leave it open."""
+    if not all(known):
+        return False
+    return None if unknown else True
 
 
 def ranks_of(leaf: Leaf, sizes: Mapping[str, int]) -> int:
@@ -241,7 +249,7 @@ def _weighed(
             own = s.axes or ("",)
             others = (a for a, scattered in held.items() if scattered and a not in own)
             yield s, share / math.prod(size[a] for a in others)
-            held.update(dict.fromkeys(s.axes or ("",), s.facing.after == states.SHARD))
+            held.update(dict.fromkeys(own, s.facing.after == states.SHARD))
         case Then(parts=parts):
             for part in parts:
                 yield from _weighed(part, size, share, held)

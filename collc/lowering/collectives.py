@@ -31,8 +31,7 @@ from collc.analysis.certificate import Certificate, certify
 from collc.errors import DataError, MeshError, PlanError, ScheduleError, nearest
 from collc.language.algebra import Leaf, Relabel, Schedule, map_leaves
 from collc.language.expand import permutation
-from collc.language.library import contents, modules
-from collc.language.parse import parse
+from collc.language.library import contents, find, modules
 from collc.language.states import KINDS
 from collc.lowering import context, operands
 from collc.lowering.lower import frame, linear
@@ -102,6 +101,8 @@ def psum_scatter(
     use = _use("psum_scatter", "reduce_scatter", schedule, accumulate, wire)
     leaves, tree = jax.tree.flatten(x)
     values = _arrays("psum_scatter", leaves)
+    if any(v.dtype == jnp.bool_ for v in values):
+        raise DataError("collc.psum_scatter: booleans have no sum. Cast them, as to int32.")
     fronts = [_split("psum_scatter", use.n, v, scatter_dimension, tiled) for v in values]
     done = _exchange(use, fronts, use.n, 1)
 
@@ -288,13 +289,22 @@ def _format(name: str, wire: Any) -> Wire:
 
 def _resolve(name: str, kind: str, on: On) -> Schedule:
     if isinstance(on, str) and not on.isidentifier():
-        on = parse(on)
+        on = find(on)
     if isinstance(on, Schedule):
         if not on.axes:
             raise ScheduleError(f'collc.{name}: place the schedule on an axis: {on} @ "axis"')
         return on
     if isinstance(on, context.Chooses):
         return on.schedule(kind)
+    axes = (on,) if isinstance(on, str) else on
+    if axes is not None and not (
+        isinstance(axes, list | tuple) and axes and all(isinstance(a, str) for a in axes)
+    ):
+        raise ScheduleError(
+            f"collc.{name} takes an axis name or several, a schedule or its text, or a plan, not {on!r}."
+        )
+    if axes is not None and len(set(axes)) != len(axes):
+        raise ScheduleError(f"collc.{name}: {on!r} names an axis twice. Drop one.")
     plan = context.current()
     if plan is None:
         raise PlanError(
@@ -304,9 +314,8 @@ def _resolve(name: str, kind: str, on: On) -> Schedule:
                 or "Decorate the step with @collc.schedule(plan, ...), or pass a schedule or a plan."
             )
         )
-    axes = None if on is None else (on,) if isinstance(on, str) else tuple(on)
     try:
-        return plan.schedule(kind, axes)
+        return plan.schedule(kind, None if axes is None else tuple(axes))
     except PlanError as e:
         taken = _taken_as_axis(kind, on)
         if not taken or on in jax.sharding.get_abstract_mesh().axis_names:

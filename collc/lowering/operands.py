@@ -51,6 +51,11 @@ def flat(xs: Sequence[jax.Array], run: Run, lead_in: int = 1, lead_out: int = 1)
     return out
 
 
+def names_in(entry: Any) -> tuple[str, ...]:
+    """The axes in an entry of a PartitionSpec."""
+    return () if entry is None else entry if isinstance(entry, tuple) else (entry,)
+
+
 def sharded_dims(
     x: jax.Array, spec: PartitionSpec | None, auto: dict[str, int]
 ) -> list[int] | None:
@@ -66,7 +71,7 @@ def sharded_dims(
     entries += [None] * (x.ndim - len(entries))
     counts = []
     for entry in entries:
-        names = () if entry is None else entry if isinstance(entry, tuple) else (entry,)
+        names = names_in(entry)
         for name in names:
             if name not in mesh.axis_names:
                 raise DataError(

@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from collc.errors import DataError, StepError
+from collc.lowering.operands import names_in
 from collc.planning.plan import Plan
 from collc.training.kinds import Batch, rank_axes
 from collc.training.modules import Modules
@@ -219,13 +220,8 @@ def _reshard(x: Any, leaf: Leaf, plan: Plan) -> Any:
     """The array with the plan's axes where the step wants them, and other axes where they are."""
     typed = [*jax.typeof(x).sharding.spec]
     typed += [None] * (x.ndim - len(typed))
-    rest = [tuple(a for a in _names(entry) if a not in plan.axes) for entry in typed]
+    rest = [tuple(a for a in names_in(entry) if a not in plan.axes) for entry in typed]
     for d, entry in enumerate(leaf.spec):
-        rest[d] = (*_names(entry), *rest[d])
+        rest[d] = (*names_in(entry), *rest[d])
     spec = P(*(names[0] if len(names) == 1 else names or None for names in rest))
     return jax.sharding.reshard(x, NamedSharding(plan.mesh, spec))
-
-
-def _names(entry: Any) -> Axes:
-    """The axes in an entry of a PartitionSpec."""
-    return () if entry is None else entry if isinstance(entry, tuple) else (entry,)

@@ -123,3 +123,17 @@ def test_a_certificate_in_one_line():
 
 def test_public_names_only():
     assert set(dir(collc)) == {*collc.__all__, "__version__"}
+
+
+def test_a_native_leaf_does_not_hide_an_inconsistent_one():
+    @cl.all_reduce
+    def one_shot(n):
+        r = np.arange(n)[:, None]
+        yield add(cl.ALL, r, (r + np.arange(n)[None, 1:]) % n)
+
+    mixed = one_shot @ "x" >> native.all_reduce @ "y"
+    certificate = collc.verify(mixed, x=4, y=2)
+    assert certificate.trusted and certificate.consistent is False and certificate.narrow is False
+    assert (
+        collc.verify(ring.all_reduce @ "x" >> native.all_reduce @ "y", x=4, y=2).consistent is None
+    )

@@ -1,6 +1,7 @@
 """What the public functions refuse, and how they say it."""
 
 import functools
+import re
 from pathlib import Path
 
 import jax
@@ -193,3 +194,22 @@ def test_keys_do_not_travel(call):
         trace(lambda x: call(jax.random.key(0)), jnp.ones((N, 4)))
     with pytest.raises(DataError, match="'words' is no array"):
         trace(lambda x: call("words"), jnp.ones((N, 4)))
+
+
+@pytest.mark.parametrize(
+    "on, words",
+    [
+        (3, "not 3"),
+        (("x", "x"), "names an axis twice"),
+        ((), "not ()"),
+        ({"x": "ring"}, "not {'x'"),
+    ],
+)
+def test_what_is_no_axis_nor_schedule(on, words):
+    with pytest.raises(ScheduleError, match=re.escape(words)):
+        trace(lambda x: collc.psum(x, on), jnp.ones((N, 4)))
+
+
+def test_booleans_are_not_scattered():
+    with pytest.raises(DataError, match="booleans have no sum"):
+        trace(lambda x: collc.psum_scatter(x > 0, RS, tiled=True), jnp.ones((N, 4)))
