@@ -1,4 +1,4 @@
-"""Two-level all-reduce: scatter inside, reduce between, gather inside."""
+"""All-reduce on a hierarchy: scatter inside, reduce between, gather inside."""
 
 from collc.schedules import ring, tree
 
@@ -6,6 +6,10 @@ from collc import language as cl
 
 
 @cl.family
-def hierarchical(outer, inner):
-    """Between the hosts goes 1/n of the buffer, where n is the size of a host."""
-    return ring.reduce_scatter @ inner >> tree.double_all_reduce @ outer >> ring.all_gather @ inner
+def hierarchical(outer, *inner):
+    """Axes from the outside in. What a level works on is 1/n of the level inside it, of size n."""
+    if not inner:
+        return tree.double_all_reduce @ outer
+    *between, innermost = inner
+    middle = hierarchical(outer, *between)
+    return ring.reduce_scatter @ innermost >> middle >> ring.all_gather @ innermost

@@ -1,4 +1,4 @@
-"""XLA's own collectives: axioms, which compose with the rest."""
+"""XLA's own collectives: axioms, which compose with the rest, flat over several axes too."""
 
 from collc import language as cl
 

@@ -14,5 +14,5 @@ def all_to_all(n):
 
 @cl.family
 def two_level(outer, inner):
-    """Within the hosts, then between them: n - 1 + m - 1 steps, and m - 1 messages between hosts."""
+    """Within m hosts of n, then between them: n - 1 + m - 1 steps, m - 1 messages out for a rank."""
     return all_to_all @ inner >> all_to_all @ outer

@@ -21,3 +21,14 @@ def all_gather(n):
 
 
 all_reduce = reduce_scatter >> all_gather
+
+# Half of every chunk goes round the other way: the dual of a gather scatters against its direction.
+two_way_reduce_scatter = reduce_scatter | all_gather.reversed()
+two_way_all_gather = all_gather | reduce_scatter.reversed()
+two_way_all_reduce = two_way_reduce_scatter >> two_way_all_gather
+
+
+@cl.family
+def rings(*orders):
+    """A ring over each order of the ranks, with an equal share of the buffer."""
+    return cl.beside(*(all_reduce.relabel(order=order) for order in orders))

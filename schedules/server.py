@@ -5,18 +5,30 @@ from collc.language import ALL, add, copy, ranks
 
 
 @cl.reduce
-def push(n):
+def reduce(n):
     """One step, n - 1 rounds: rank 0 receives the whole of everyone, (n - 1) S."""
     yield add(ALL, ranks(n)[1:], 0)
 
 
 @cl.broadcast
-def pull(n):
+def broadcast(n):
     """One step, n - 1 rounds: rank 0 sends the whole to everyone, (n - 1) S."""
     yield copy(ALL, 0, ranks(n)[1:])
 
 
-star = push >> pull
+@cl.scatter
+def scatter(n):
+    """One step, n - 1 rounds: rank 0 sends each rank its chunk, (n - 1)/n S."""
+    yield copy(ranks(n)[1:], 0, ranks(n)[1:])
+
+
+@cl.gather
+def gather(n):
+    """One step, n - 1 rounds: rank 0 receives each rank's chunk, (n - 1)/n S."""
+    yield copy(ranks(n)[1:], ranks(n)[1:], 0)
+
+
+star = reduce >> broadcast
 
 
 @cl.family

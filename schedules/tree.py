@@ -15,13 +15,15 @@ def levels(n):
 
 
 def mirror(n, r):
-    """The second tree, turned round for even n, so that no rank is inner in both; else shifted."""
+    """The second tree, turned round for even n, so that no rank is inner in both; for odd n shifted
+    by one, so that rank 0 alone is.
+    """
     return n - 1 - r if n % 2 == 0 else (r + 1) % n
 
 
 @cl.reduce
 def reduce(n):
-    """ceil(lg n) steps, of two rounds but for the last; every rank but the root sends S once."""
+    """ceil(lg n) steps of at most two rounds, the last of one; all but the root send S once."""
     for child, parent in levels(n):
         yield add(ALL, child, parent)
 
@@ -32,7 +34,7 @@ all_reduce = reduce >> broadcast
 
 @cl.all_reduce(chunks=2)
 def double_all_reduce(n):
-    """A tree for each half. For n = 2^k >= 4: 4k - 2 rounds of S/2, at most 2 S sent by a rank."""
+    """A tree for each half: at most 2 S sent by a rank. For n = 2^k >= 4: 4k - 2 rounds of S/2."""
     for child, parent in levels(n):
         yield add(0, child, parent), add(1, mirror(n, child), mirror(n, parent))
     for child, parent in reversed(list(levels(n))):

@@ -15,7 +15,7 @@ zoo = load(Path(__file__).parent / "zoo.py")
 
 @contextmanager
 def zoo_known():
-    """Within, ``zoo.one_shot`` and its like are found by name; later tests do not see them."""
+    """Within, ``zoo.chain`` and its like are found by name; later tests do not see them."""
     modules()["zoo"] = zoo
     try:
         yield
@@ -24,17 +24,27 @@ def zoo_known():
 
 
 LEAVES = {
-    "reduce_scatter": ["ring.reduce_scatter", "zoo.direct", "native.reduce_scatter"],
-    "all_gather": ["ring.all_gather", "native.all_gather"],
-    "all_reduce": [
-        "ring.all_reduce", "tree.all_reduce", "tree.double_all_reduce", "server.star",
-        "zoo.one_shot", "zoo.doubling", "native.all_reduce",
+    "reduce_scatter": [
+        "ring.reduce_scatter", "ring.two_way_reduce_scatter", "allpairs.reduce_scatter",
+        "halving.reduce_scatter", "pat.reduce_scatter", "native.reduce_scatter",
     ],
-    "reduce": ["tree.reduce", "server.push"],
-    "broadcast": ["tree.broadcast", "server.pull", "zoo.chain", "native.broadcast"],
-    "gather": ["zoo.gather"],
-    "scatter": ["zoo.scatter"],
-    "all_to_all": ["pairwise.all_to_all", "native.all_to_all"],
+    "all_gather": [
+        "ring.all_gather", "ring.two_way_all_gather", "allpairs.all_gather", "halving.all_gather",
+        "pat.all_gather", "native.all_gather",
+    ],
+    "all_reduce": [
+        "ring.all_reduce", "ring.two_way_all_reduce", "tree.all_reduce", "tree.double_all_reduce",
+        "binomial.all_reduce", "chain.all_reduce", "server.star", "allpairs.one_shot",
+        "allpairs.two_shot", "halving.all_reduce", "halving.recursive_doubling", "pat.all_reduce",
+        "native.all_reduce",
+    ],
+    "reduce": ["tree.reduce", "binomial.reduce", "chain.reduce", "server.reduce"],
+    "broadcast": [
+        "tree.broadcast", "binomial.broadcast", "server.broadcast", "zoo.chain", "native.broadcast",
+    ],
+    "gather": ["server.gather"],
+    "scatter": ["server.scatter"],
+    "all_to_all": ["pairwise.all_to_all", "bruck.all_to_all", "native.all_to_all"],
 }  # fmt: skip
 DUAL = {
     "reduce_scatter": "all_gather", "all_gather": "reduce_scatter", "reduce": "broadcast",

@@ -34,8 +34,11 @@ ONLY = {
     "collc.schedules": {"collc.language", "collc.schedules"},
     "collc.models": {"collc.models"},
 }
-# The one way up: names in a text resolve to schedules, found at run time as plug-ins are.
-PLUG_INS = {("collc.language.library", "collc.schedules")}
+# The way up: names in a text resolve to schedules and passes, found at run time as plug-ins are.
+PLUG_INS = {
+    ("collc.language.library", "collc.schedules"),
+    ("collc.language.library", "collc.analysis.passes"),
+}
 NO_JAX = ["collc.errors", "collc.language", "collc.schedules", "collc.analysis", "collc.machine"]
 JAX_FAMILY = {"jax", "jaxlib", "flax", "optax", "orbax", "chex"}
 IMPORTERS = ("importlib.import_module", "import_module", "__import__")

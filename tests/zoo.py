@@ -1,44 +1,9 @@
-"""Schedules that tests need beside the library's: other shapes of step, and an inconsistent one."""
+"""Schedules, orders and families that tests need beside the library's."""
 
 import numpy as np
 
 from collc import language as cl
-from collc.language import ALL, add, copy, ranks
-
-
-@cl.all_reduce
-def one_shot(n):
-    """Everyone sends the whole to everyone, at once: each rank adds in another order."""
-    r, t = ranks(n)[None, :], ranks(n)[1:, None]
-    yield add(ALL, r, (r + t) % n)
-
-
-@cl.all_reduce
-def doubling(n):
-    """Ranks beyond the largest power of two fold in, the others exchange at distance 1, 2, 4..."""
-    p = 1 << n.bit_length() - 1
-    extra, r, bit = ranks(n)[p:], ranks(p), 1
-    yield add(ALL, extra, extra - p)
-    while bit < p:
-        yield add(ALL, r, r ^ bit)
-        bit *= 2
-    yield copy(ALL, extra - p, extra)
-
-
-@cl.reduce_scatter
-def direct(n):
-    """One step, n - 1 rounds: chunk c goes from everyone straight to rank c."""
-    c, t = ranks(n)[None, :], ranks(n)[1:, None]
-    yield add(c, (c + t) % n, c)
-
-
-@cl.gather
-def gather(n):
-    """Rank 0 gets chunk c from rank c."""
-    yield copy(ranks(n)[1:], ranks(n)[1:], 0)
-
-
-scatter = gather.reversed()
+from collc.language import copy, ranks
 
 
 @cl.broadcast(chunks=3)

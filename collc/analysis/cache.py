@@ -72,11 +72,15 @@ def _read(digest: str) -> Proof | None:
 
 
 def _write(digest: str, found: Proof) -> None:
-    path = _path(digest)
+    keep(_path(digest), json.dumps({**asdict(found), "chunk": str(found.chunk)}))
+
+
+def keep(path: Path, text: str) -> None:
+    """Writes a file of the cache, whole or not at all."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as f:
-            json.dump({**asdict(found), "chunk": str(found.chunk)}, f)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as f:
+            f.write(text)
         os.replace(f.name, path)
     except OSError:
-        return  # a read-only home only costs the time of the proof
+        return  # a read-only home only costs the time that the cache would have saved

@@ -3,8 +3,8 @@
 import functools
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import InitVar, dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import InitVar, dataclass, replace
 from fractions import Fraction
 
 import numpy as np
@@ -15,10 +15,11 @@ from collc.analysis.mesh import MOST_RANKS
 from collc.analysis.proof import Proof, prove
 from collc.errors import MeshError, ProofError, ScheduleError, nearest
 from collc.language import states
-from collc.language.algebra import Beside, Leaf, Order, Schedule, Then
+from collc.language.algebra import Beside, Leaf, Order, Schedule, Staggered, Then
 from collc.language.expand import expand, permutation
 from collc.language.foreign import shown
 from collc.language.ir import Program, integer
+from collc.language.normal import stages_of, ticks
 
 _TOKEN = object()
 
@@ -137,7 +138,10 @@ def certify(schedule: Schedule, sizes: Mapping[str, int]) -> Certificate:
             f"{schedule}: {count:,} ranks are more than the {MOST_RANKS:,} that can be proved. "
             "Choose smaller axes."
         )
-    return _certify(schedule, own, tuple(_sources(schedule)))
+    found = _certify(schedule, own, tuple(_sources(schedule)))
+    # An equal schedule may have been proved before, but it was written in other words.
+    same = found.schedule is schedule
+    return found if same else replace(found, schedule=schedule, token=_TOKEN)
 
 
 def _sources(schedule: Schedule) -> Iterator[object]:
@@ -168,12 +172,12 @@ def _certify(
         schedule=schedule,
         sizes=sizes,
         type=str(schedule.type),
-        steps=_chain(schedule.normal, size, lambda p: p.steps if p else 1),
+        steps=_steps(schedule.normal, size),
         rounds=sum(p.rounds for p in ours),
         sent=sent,
         received=received,
         bound=bounds(kind, math.prod(size.values())) if kind else None,
-        depth=None if trusted else _chain(schedule.normal, size, lambda p: p.depth if p else 0),
+        depth=None if trusted else _depth(schedule.normal, size),
         consistent=_all(bool(trusted), (p.consistent for p in finals)),
         narrow=_all(bool(trusted), (p.narrow for p in finals)),
         trusted=trusted,
@@ -261,15 +265,32 @@ def _weighed(
             held.update(after)
 
 
-def _chain(s: Schedule, size: Mapping[str, int], of: Callable[[Proof | None], int]) -> int:
-    """A count that adds up one after another, and of which the largest counts side by side."""
+def _steps(s: Schedule, size: Mapping[str, int]) -> int:
+    """Steps add up one after another, and side by side the most count; native leaves are one each."""
     match s:
         case Leaf():
-            return of(proof_of(s, size))
+            proof = proof_of(s, size)
+            return proof.steps if proof else 1
         case Then(parts=parts):
-            return sum(_chain(p, size, of) for p in parts)
+            return sum(_steps(p, size) for p in parts)
+        case Staggered(parts=parts):
+            each = [_steps(stage, size) for stage in stages_of(parts[0])]
+            return sum(max(each[j] for _, j in now) for now in ticks(len(parts), len(each)))
         case Beside(parts=parts):
-            return max(_chain(p, size, of) for p in parts)
+            return max(_steps(p, size) for p in parts)
+    raise TypeError(s)
+
+
+def _depth(s: Schedule, size: Mapping[str, int]) -> int:
+    """The longest chain of additions."""
+    match s:
+        case Leaf():
+            proof = proof_of(s, size)
+            return proof.depth if proof else 0
+        case Then(parts=parts):
+            return sum(_depth(p, size) for p in parts)
+        case Beside(parts=parts):
+            return max(_depth(p, size) for p in parts)
     raise TypeError(s)
 
 

@@ -23,10 +23,12 @@ from numpy.typing import NDArray
 from collc.analysis.rounds import colours
 from collc.errors import DataError, MeshError, ScheduleError, nearest
 from collc.language import states
-from collc.language.algebra import Beside, Leaf, Schedule, State, Then
+from collc.language.algebra import Beside, Leaf, Schedule, Staggered, Then
 from collc.language.expand import expand, permutation, relabelled
-from collc.language.ir import Ints, Program, Step
+from collc.language.ir import Ints, Program, Step, joined
+from collc.language.normal import stages_of, ticks
 from collc.language.states import KINDS, Kind
+from collc.language.types import State
 
 MOST_CELLS = 1 << 22
 OPS = {"sum": np.add, "max": np.maximum, "min": np.minimum}
@@ -238,12 +240,22 @@ class _View:
             case Then(parts=parts):
                 return [step for part in parts for step in self.steps(part, held, start, m)]
             case Beside(parts=parts):
-                m, after, done = m // len(parts), held, []
+                m, after = m // len(parts), held
+                # Of each part, the steps of each of its stages: one, where parts are not staggered.
+                staged: list[list[list[Step]]] = []
                 for i, part in enumerate(parts):
                     after = dict(held)
-                    done.append(self.steps(part, after, start + i * m, m))
+                    stages = stages_of(part) if isinstance(s, Staggered) else (part,)
+                    staged.append([self.steps(x, after, start + i * m, m) for x in stages])
                 held.update(after)
-                return [_join([x for x in at if x]) for at in zip_longest(*done)]
+                at_once: Iterable[list[tuple[int, int]]] = [[(i, 0) for i in range(len(parts))]]
+                if isinstance(s, Staggered):
+                    at_once = ticks(len(parts), len(staged[0]))
+                return [
+                    joined([x for x in steps if x])
+                    for now in at_once
+                    for steps in zip_longest(*(staged[i][stage] for i, stage in now))
+                ]
         raise TypeError(s)
 
     def leaf(self, leaf: Leaf, held: dict[str, State], start: int, m: int) -> list[Step]:
@@ -340,10 +352,3 @@ class _View:
         for a in axes or tuple(self.mesh):
             index = index * (self.m if a == "m" else self.mesh[a]) + at[a]
         return index
-
-
-def _join(steps: list[Step]) -> Step:
-    chunk, src, dst = (
-        np.concatenate([getattr(s, name) for s in steps]) for name in ("chunk", "src", "dst")
-    )
-    return Step(np.concatenate([s.add for s in steps]), chunk, src, dst, line=steps[0].line)

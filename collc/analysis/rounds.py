@@ -21,7 +21,7 @@ class Round:
 def rounds(program: Program) -> list[Round]:
     """The program's rounds, in order: as many for a step as its busiest rank has partners."""
     return [
-        Round(t, _pick(step, colour == k))
+        Round(t, step.pick(colour == k))
         for t, step in enumerate(program.steps)
         for colour in [colours(program, step)]
         for k in range(int(colour.max(initial=-1)) + 1)
@@ -46,11 +46,11 @@ def colours(program: Program, step: Step) -> Ints:
     if step.orbit:
         return position[index]
     edges = first[order]
-    return _bipartite(step.src[edges], step.dst[edges])[position[index]]
+    return colouring(step.src[edges], step.dst[edges])[position[index]]
 
 
-def _bipartite(src: Ints, dst: Ints) -> Ints:
-    """A proper edge colouring of a simple bipartite graph with the fewest colours, [edges]."""
+def colouring(src: Ints, dst: Ints) -> Ints:
+    """A proper edge colouring of a bipartite multigraph with the fewest colours, [edges]."""
     colour = np.zeros(len(src), np.int64)
     if len(np.unique(src)) == len(src) and len(np.unique(dst)) == len(dst):
         return colour
@@ -99,14 +99,3 @@ def _swap(
     for e in path:
         for end in ((0, int(src[e])), (1, int(dst[e]))):
             at[end][int(colour[e])] = e
-
-
-def _pick(step: Step, chosen: np.ndarray) -> Step:
-    return Step(
-        step.add[chosen],
-        step.chunk[chosen],
-        step.src[chosen],
-        step.dst[chosen],
-        step.orbit,
-        step.line,
-    )

@@ -1,6 +1,6 @@
-"""The command line: ``collc list``, ``show``, ``verify``, ``train``. One module for each command.
+"""The command line: ``collc list``, ``show``, ``verify``, ``bench``, ``train``. A module for each.
 
-Nothing but ``train`` loads jax.
+Nothing but ``bench`` and ``train`` loads jax.
 """
 
 import importlib.metadata
@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from collc.cli import common, listing, show, train, verifying
+from collc.cli import bench, common, listing, show, train, verifying
 
 
 class _Help:
@@ -88,6 +88,13 @@ _add(
     'collc verify "ring.reduce_scatter @ gpu >> tree.all_reduce @ host >> ring.all_gather @ gpu" '
     "--mesh host=4,gpu=8",
     "collc verify my/ring.py:all_reduce --mesh gpu=8 --json",
+)
+_add(
+    "bench",
+    bench.bench,
+    "collc bench --mesh gpu=8",
+    "collc bench --mesh host=2,gpu=4 -s ring.all_reduce -s tree.all_reduce --axis gpu -b 4K -e 1M",
+    "collc bench --mesh gpu=8 -s ring.all_gather --json --plot out.png",
 )
 _add(
     "train",

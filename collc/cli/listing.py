@@ -117,10 +117,11 @@ def _schedule(name: str, schedule: Schedule, sizes: Mapping[str, int] | None) ->
 
 
 def _family(name: str, family: Family) -> Row:
-    parameters = list(inspect.signature(family.function).parameters)
-    call = f"{name}({', '.join(parameters)})"
+    signature = inspect.signature(family.function)
+    parameters = list(signature.parameters)
+    call = f"{name}{signature}"
     # A member says what it does: of families over axes, that on axes named as the parameters.
-    for given in (parameters, [2] * len(parameters)):
+    for given in (parameters, [2] * len(parameters), [(0, 1)] * len(parameters)):
         try:
             return _typed(call, family(*given), _sentence(family.__doc__))
         except Exception:

@@ -1,11 +1,7 @@
 """``collc train``: a byte-level language model learns, its gradients reduced by schedules."""
 
-import math
-import os
 import signal
-import sys
 from collections.abc import Mapping
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,22 +10,13 @@ import typer
 from collc.analysis.certificate import certify
 from collc.analysis.mesh import parse_mesh, show_mesh
 from collc.cli.common import SECONDS, Debug, Report, files_run, guarded
+from collc.cli.devices import Platform, choose_platform, devices_for
 from collc.errors import DataError, MeshError, ScheduleError, nearest
 from collc.planning.registry import algorithm
 from collc.training.interrupt import Interrupt
 
 if TYPE_CHECKING:
     from collc.training.config import TrainConfig
-
-DEVICES = "--xla_force_host_platform_device_count"
-PATIENCE = "--xla_cpu_collective_call_terminate_timeout_seconds"
-
-
-class Platform(StrEnum):
-    """Where the devices come from."""
-
-    CPU = "cpu"
-    DEFAULT = "default"
 
 
 def _folder(text: str) -> Path:
@@ -163,12 +150,11 @@ def train(
             raise DataError(
                 f"{other} begins a fresh run, and --resume goes on with one. Drop {other}."
             )
-        _choose_platform(platform)
+        choose_platform(platform)
         config = _config(given, schedules, demo, run, resume)
         if resume is None:
             _proved(config)
-        if os.environ.get("JAX_PLATFORMS", "").split(",")[0] == "cpu":
-            _virtual_devices(math.prod(parse_mesh(config.mesh).values()))
+        devices_for(parse_mesh(config.mesh))
 
         from collc.training import lm
 
@@ -231,28 +217,3 @@ def _config(
     given["schedules"] = {**usual, **schedules}
     given["folder"] = run
     return configs.demo(**given) if demo else configs.TrainConfig(**given)
-
-
-def _choose_platform(platform: Platform | None) -> None:
-    if platform is Platform.CPU:
-        os.environ["JAX_PLATFORMS"] = "cpu"
-    elif platform is None:
-        os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    if "jax" in sys.modules and platform is not Platform.DEFAULT:
-        # Only when run inside another program: jax has read its environment by now.
-        import jax
-
-        jax.config.update("jax_platforms", os.environ["JAX_PLATFORMS"])
-
-
-def _virtual_devices(count: int) -> None:
-    """Ask for that many CPU devices, unless XLA_FLAGS does already; its other flags are kept.
-
-    They are threads, and on a busy machine one may wait long for its turn: XLA gives up a collective
-    after 40 s, which is too soon.
-    """
-    flags = os.environ.get("XLA_FLAGS", "")
-    for flag, value in ((PATIENCE, 300), (DEVICES, count)):
-        if flag not in flags:
-            flags = f"{flags} {flag}={value}"
-    os.environ["XLA_FLAGS"] = flags.strip()

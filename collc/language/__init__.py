@@ -1,6 +1,6 @@
 """The language of collective schedules. Never imports jax."""
 
-from collc.language.algebra import Order, Schedule
+from collc.language.algebra import Order, Schedule, beside, then
 from collc.language.ir import ALL, add, copy, ranks
 from collc.language.leaves import (
     Family,
@@ -26,6 +26,7 @@ __all__ = [
     "all_gather",
     "all_reduce",
     "all_to_all",
+    "beside",
     "broadcast",
     "copy",
     "family",
@@ -36,4 +37,5 @@ __all__ = [
     "reduce",
     "reduce_scatter",
     "scatter",
+    "then",
 ]

@@ -6,24 +6,28 @@
                | schedule | schedule        side by side: equal shares, cut inside each chunk
                | schedule.relabel(...)      other ranks, with their chunks and the root
                | schedule.reversed()        the dual
+               | schedule.through(pass)     its programs rewritten
 
 A schedule keeps the form in which it was written, for printing. Two schedules are equal when their
-normal forms are: there ``@``, ``relabel`` and ``reversed`` stand at the leaves, ``>>`` and ``|`` are
-flat, and ``(a | b) >> (c | d)`` is ``(a >> c) | (b >> d)``.
+normal forms are (``collc.language.normal``).
 """
 
 import keyword
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Any
+from functools import cached_property, reduce
+from operator import or_, rshift
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from collc.errors import ScheduleError
 from collc.language.foreign import said, shown
-from collc.language.ir import Ints, integer, ranks
-from collc.language.states import KINDS, ROOT, Kind, kind_between
+from collc.language.ir import Ints, Program, integer, ranks
+from collc.language.states import KINDS, Kind, kind_between
+
+if TYPE_CHECKING:
+    from collc.language.types import Type
 
 Axes = tuple[str, ...]
 DEEPEST = 100  # operators inside one another: far below what Python's own stack bears
@@ -43,8 +47,20 @@ class Order:
         return self.function(n)
 
 
+class Pass:
+    """A rewriting of programs: a frozen dataclass that prints as its call. See collc.passes.
+
+    ``slices``: into how many it cuts a chain over several axes; 1 where it rewrites leaves alone.
+    """
+
+    slices = 1
+
+    def __call__(self, program: Program) -> Program:
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
-class Relabel:
+class Relabel(Pass):
     """Rank r becomes r + ``shift``, or ``order[r]``; exactly one of the two is given."""
 
     shift: int | None = None
@@ -146,10 +162,26 @@ class Schedule:
             return self.inner
         return Reversed(self)
 
+    def through(self, *passes: "Pass") -> "Schedule":
+        """The same, with its leaves' programs rewritten by passes, such as ``Pipeline(4)``.
+
+        A pass that slices cuts a chain over several axes as a whole, and staggers the slices.
+        """
+        result = self
+        for by in passes:
+            if not isinstance(by, Pass):
+                raise ScheduleError(
+                    f"{self}.through takes passes, such as Pipeline(4), not {shown(by)}"
+                )
+            result = Through(result, by)
+        return result
+
     @cached_property
     def normal(self) -> "Schedule":
-        """The normal form: Leaf, or a flat Then or Beside of normal forms."""
-        return _normal(self)
+        """The normal form: Leaf, or a flat Then, Beside or Staggered of normal forms."""
+        from collc.language.normal import normal
+
+        return normal(self)
 
     @cached_property
     def axes(self) -> Axes:
@@ -161,14 +193,16 @@ class Schedule:
         match self.normal:
             case Leaf() as leaf:
                 yield leaf
-            case Then(parts=parts) | Beside(parts=parts):
+            case Several(parts=parts):
                 for part in parts:
                     yield from part.leaves()
 
     @cached_property
     def type(self) -> "Type":
         """The states before and after, by axis."""
-        return _type(self.normal)
+        from collc.language.types import type_of
+
+        return type_of(self.normal)
 
     @property
     def collective(self) -> Kind | None:
@@ -181,10 +215,8 @@ class Schedule:
         match self.normal:
             case Leaf() as leaf:
                 return leaf.key
-            case Then(parts=parts):
-                return ("then", *(p._key for p in parts))
-            case Beside(parts=parts):
-                return ("beside", *(p._key for p in parts))
+            case Several(parts=parts) as several:
+                return (type(several).__name__, *(p._key for p in parts))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Schedule) and self._key == other._key
@@ -233,11 +265,18 @@ class Leaf(Schedule):
     axes: Axes = ()
     relabels: tuple[Relabel, ...] = ()
     dual: bool = False
+    passes: tuple[Pass, ...] = ()
     file: str = ""
 
     @property
     def native(self) -> bool:
         return self.steps is None
+
+    def program(self, n: int) -> Program:
+        """Its steps for n ranks, before relabelling. Raises as ``collc.language.expand.expand``."""
+        from collc.language.expand import expand
+
+        return expand(self, n)
 
     @property
     def facing(self) -> Kind:
@@ -247,7 +286,7 @@ class Leaf(Schedule):
     @property
     def spec(self) -> "Leaf":
         """The leaf as it was declared."""
-        return replace(self, axes=(), relabels=(), dual=False)
+        return replace(self, axes=(), relabels=(), dual=False, passes=())
 
     @property
     def key(self) -> Any:
@@ -261,6 +300,7 @@ class Leaf(Schedule):
             self.axes,
             self.relabels,
             self.dual,
+            self.passes,
         )
 
 
@@ -280,7 +320,9 @@ class Then(Several):
         super().__post_init__()
         _alike(self, ">>")
         # Of the parts as written, so that messages name those.
-        object.__setattr__(self, "type", _chain(self.parts))
+        from collc.language.types import chain
+
+        object.__setattr__(self, "type", chain(self.parts))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -290,7 +332,14 @@ class Beside(Several):
     def __post_init__(self) -> None:
         super().__post_init__()
         _alike(self, "|")
-        object.__setattr__(self, "type", _same(self.parts))
+        from collc.language.types import same
+
+        object.__setattr__(self, "type", same(self.parts))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Staggered(Beside):
+    """Equal slices of a chain, each a part behind the one before. In normal forms only."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -319,6 +368,31 @@ class Reversed(Schedule):
     name: str | None = None
 
 
+@dataclass(frozen=True, eq=False, repr=False)
+class Through(Schedule):
+    """``inner.through(by)``, as it was written."""
+
+    inner: Schedule
+    by: Pass
+    name: str | None = None
+
+
+def then(*parts: Schedule) -> Schedule:
+    """``a >> b >> c``. Raises ScheduleError for no parts."""
+    return reduce(rshift, _some(parts, "then"))
+
+
+def beside(*parts: Schedule) -> Schedule:
+    """``a | b | c``. Raises ScheduleError for no parts."""
+    return reduce(or_, _some(parts, "beside"))
+
+
+def _some(parts: tuple[Schedule, ...], caller: str) -> tuple[Schedule, ...]:
+    if not parts:
+        raise ScheduleError(f"{caller}() needs at least one schedule")
+    return parts
+
+
 def is_axis(name: Any) -> bool:
     """Whether an axis can have that name: an identifier, and no word of Python's own."""
     # A keyword would print as what cannot be read again.
@@ -334,7 +408,12 @@ def _integer(value: Any, what: str) -> int:
 
 def _inside(s: Schedule) -> tuple[Schedule, ...]:
     match s:
-        case Placed(inner=inner) | Relabelled(inner=inner) | Reversed(inner=inner):
+        case (
+            Placed(inner=inner)
+            | Relabelled(inner=inner)
+            | Reversed(inner=inner)
+            | Through(inner=inner)
+        ):
             return (inner,)
         case Several(parts=parts):
             return parts
@@ -364,181 +443,3 @@ def _alike(schedule: Then | Beside, operator: str) -> None:
             f"{schedule}: one side of {operator} is placed on axes, {loose} is not. "
             "Place it with @, or place the whole."
         )
-
-
-# ---- normal form ------------------------------------------------------------------------------
-
-
-def _normal(s: Schedule) -> Schedule:
-    match s:
-        case Leaf():
-            return s
-        case Placed(inner=inner, on=axes):
-            return _map(inner.normal, lambda leaf: replace(leaf, axes=axes))
-        case Relabelled(inner=inner, by=by):
-            return _map(inner.normal, lambda leaf: replace(leaf, relabels=_join(leaf.relabels, by)))
-        case Reversed(inner=inner):
-            return _dual(inner.normal)
-        case Then(parts=parts):
-            return _then([p for part in parts for p in _flat(part.normal, Then)])
-        case Beside(parts=parts):
-            flat = tuple(p for part in parts for p in _flat(part.normal, Beside))
-            return flat[0] if len(flat) == 1 else _raw(Beside, flat)
-    raise TypeError(f"not a schedule: {s!r}")
-
-
-def _flat(s: Schedule, cls: type[Several]) -> tuple[Schedule, ...]:
-    return s.parts if isinstance(s, cls) else (s,)
-
-
-def _then(parts: list[Schedule]) -> Schedule:
-    """(a | b) >> (c | d) = (a >> c) | (b >> d) where as many stand side by side."""
-    merged: list[Schedule] = []
-    for part in parts:
-        last = merged[-1] if merged else None
-        if (
-            isinstance(part, Beside)
-            and isinstance(last, Beside)
-            and len(part.parts) == len(last.parts)
-        ):
-            pairs = zip(last.parts, part.parts, strict=True)
-            merged[-1] = _raw(
-                Beside, tuple(_then([*_flat(a, Then), *_flat(b, Then)]) for a, b in pairs)
-            )
-        else:
-            merged.append(part)
-    return merged[0] if len(merged) == 1 else _raw(Then, tuple(merged))
-
-
-def _raw(cls: type, parts: tuple[Schedule, ...]) -> Schedule:
-    """A node of a normal form: built without checks, since it is checked as it was written."""
-    node = object.__new__(cls)
-    object.__setattr__(node, "parts", parts)
-    object.__setattr__(node, "name", None)
-    object.__setattr__(node, "normal", node)
-    return node
-
-
-def _map(s: Schedule, change: Callable[[Leaf], Leaf]) -> Schedule:
-    match s:
-        case Leaf():
-            return change(s)
-        case Then(parts=parts) | Beside(parts=parts):
-            return _raw(type(s), tuple(_map(p, change) for p in parts))
-    raise TypeError(f"not a normal form: {s!r}")
-
-
-def map_leaves(s: Schedule, change: Callable[[Leaf], Leaf]) -> Schedule:
-    """The normal form with every leaf changed."""
-    return _map(s.normal, change)
-
-
-def _dual(s: Schedule) -> Schedule:
-    match s:
-        case Leaf():
-            return replace(s, dual=not s.dual)
-        case Then(parts=parts):
-            return _raw(Then, tuple(_dual(p) for p in parts[::-1]))
-        case Beside(parts=parts):
-            return _raw(Beside, tuple(_dual(p) for p in parts))
-    raise TypeError(f"not a normal form: {s!r}")
-
-
-def _join(relabels: tuple[Relabel, ...], by: Relabel) -> tuple[Relabel, ...]:
-    if by.shift is not None and relabels and relabels[-1].shift is not None:
-        by, relabels = Relabel(shift=relabels[-1].shift + by.shift), relabels[:-1]
-    return relabels if by.shift == 0 else (*relabels, by)
-
-
-# ---- types ------------------------------------------------------------------------------------
-
-State = tuple[str, tuple[Any, ...]]  # the state's name, and which root it means
-
-
-@dataclass(frozen=True)
-class Type:
-    """The state of each axis before and after. The axis of an unplaced schedule is ""."""
-
-    before: dict[str, State]
-    after: dict[str, State]
-
-    def signature(self) -> dict[str, tuple[str, str]]:
-        return {axis: (state[0], self.after[axis][0]) for axis, state in self.before.items()}
-
-    def __str__(self) -> str:
-        signature = self.signature()
-        pairs = list(signature.values())
-        if len(set(pairs)) == 1:
-            return f"{','.join(b for b, _ in pairs)} -> {','.join(a for _, a in pairs)}"
-        # Where axes differ, which is which matters.
-        return ", ".join(f"{axis} {b} -> {a}" for axis, (b, a) in signature.items())
-
-
-def _type(s: Schedule) -> Type:
-    match s:
-        case Leaf():
-            before, after = ((k, _root(s) if k == ROOT else ()) for k in _ends(s))
-            axes = s.axes or ("",)
-            return Type(dict.fromkeys(axes, before), dict.fromkeys(axes, after))
-        case Then(parts=parts):
-            return _chain(parts)
-        case Beside(parts=parts):
-            return _same(parts)
-    raise TypeError(f"not a normal form: {s!r}")
-
-
-def _same(parts: tuple[Schedule, ...]) -> Type:
-    first = parts[0].type
-    for part in parts[1:]:
-        if part.type != first:
-            raise ScheduleError(
-                f"{parts[0]} | {part}: the parts differ in type: {_by_axis(first)} beside "
-                f"{_by_axis(part.type)}. Every part has to do the same on the same axes."
-            )
-    return first
-
-
-def _ends(leaf: Leaf) -> tuple[str, str]:
-    return leaf.facing.before, leaf.facing.after
-
-
-def _root(leaf: Leaf) -> tuple[Any, ...]:
-    # Rank 0 is rank 0 on every axis; any other root is told apart by how it got its name.
-    return (leaf.axes, leaf.relabels) if leaf.relabels else ()
-
-
-def _by_axis(t: Type) -> str:
-    signature = t.signature().items()
-    return ", ".join(f"{axis} {b} -> {a}".strip() for axis, (b, a) in signature)
-
-
-def _chain(parts: tuple[Schedule, ...]) -> Type:
-    before: dict[str, State] = {}
-    after: dict[str, State] = {}
-    by: dict[str, Schedule] = {}
-    for part in parts:
-        step = part.type
-        for axis, needed in step.before.items():
-            found = after.get(axis)
-            if found is not None and found != needed:
-                place = axis or "its axis"
-                if found[0] == needed[0]:
-                    raise ScheduleError(
-                        f"{part} needs another root on {place} than the one that {by[axis]} "
-                        "leaves. Relabel both alike."
-                    )
-                drop = kind_between(needed[0], found[0])
-                remedy = (
-                    f"Drop the second {drop.name.rsplit('_')[-1]}."
-                    if drop and found[0] == step.after[axis][0]
-                    else f"Put something between that makes {found[0]} {needed[0]}, or drop one."
-                )
-                raise ScheduleError(
-                    f"`{part}` needs {place} to be {needed[0]}, but after `{by[axis]}` it is "
-                    f"{found[0]}. {remedy}"
-                )
-            if found is None:
-                before[axis] = needed
-        after.update(step.after)
-        by.update(dict.fromkeys(step.after, part))
-    return Type(before, after)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from collc.errors import CollcError, ScheduleError
-from collc.language.algebra import Leaf, Relabel
+from collc.language.algebra import Leaf, Pass, Relabel
 from collc.language.foreign import line_in, reworded, said, short, shown
 from collc.language.ir import ALL, MOST_SENDS, Ints, Move, Program, Step, few_enough, ranks
 from collc.language.states import KINDS, Kind
@@ -26,7 +26,15 @@ def expand(leaf: Leaf, n: int) -> Program:
         raise ScheduleError(f"{leaf}: n has to be at least 1, not {n}")
     name = leaf.name or getattr(leaf.steps, "__name__", "schedule")
     program = _expand(leaf.steps, name, leaf.kind, leaf.chunks, n, leaf.file)
-    return dual(program) if leaf.dual else program
+    return _rewritten(program, leaf.dual, leaf.passes) if leaf.dual or leaf.passes else program
+
+
+@functools.lru_cache(maxsize=256)
+def _rewritten(program: Program, turned: bool, passes: tuple[Pass, ...]) -> Program:
+    program = dual(program) if turned else program
+    for by in passes:
+        program = by(program)
+    return program
 
 
 def most_steps(n: int) -> int:
@@ -190,7 +198,7 @@ def relabelled(program: Program, names: Ints) -> Program:
         return Step(step.add, chunk[step.chunk], names[step.src], names[step.dst], line=step.line)
 
     steps = tuple(program.folded(rename(step)) for step in program.steps)
-    return replace(program, steps=steps, root=int(names[program.root]))
+    return replace(program, steps=steps, root=int(names[program.root]), loops=())
 
 
 def dual(program: Program) -> Program:
@@ -200,7 +208,7 @@ def dual(program: Program) -> Program:
     nobody uses is dropped. The chunk (s, d) of an all-to-all becomes (d, s).
     """
     kind = KINDS[program.kind.dual]
-    blank = replace(program, kind=kind, steps=())
+    blank = replace(program, kind=kind, steps=(), loops=())
     # Of an orbit, rank 0 stands for all: its cells are named relative to it, in one row.
     orbit, n = program.orbit, program.n
     rows = ranks(1 if orbit else n)

@@ -12,8 +12,8 @@ A chunk keeps its name wherever it travels. The chunk (s, d) of an all-to-all is
 import hashlib
 import math
 import operator
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
 
@@ -157,6 +157,24 @@ class Step:
     def size(self) -> int:
         return len(self.src)
 
+    def pick(self, chosen: NDArray[np.bool_]) -> "Step":
+        """Some of its sends."""
+        return replace(
+            self,
+            add=self.add[chosen],
+            chunk=self.chunk[chosen],
+            src=self.src[chosen],
+            dst=self.dst[chosen],
+        )
+
+
+def joined(steps: Sequence[Step]) -> Step:
+    """The sends of several steps, none of them an orbit, at once; at the line of the first."""
+    chunk, src, dst = (
+        np.concatenate([getattr(step, name) for step in steps]) for name in ("chunk", "src", "dst")
+    )
+    return Step(np.concatenate([step.add for step in steps]), chunk, src, dst, line=steps[0].line)
+
 
 @dataclass(frozen=True, eq=False)
 class Program:
@@ -164,7 +182,8 @@ class Program:
 
     ``chunks`` is the number of chunks of a rank's whole buffer: n where chunk c belongs to rank c,
     or k * n where each of those is cut in k. An all-to-all has n * chunks coordinates, since every
-    rank has its own. ``name``, ``file`` and ``Step.line`` are for messages only.
+    rank has its own. ``loops``: ranges of steps that differ by a constant stride only, and may be
+    lowered to loops. ``name``, ``file`` and ``Step.line`` are for messages only.
     """
 
     name: str
@@ -174,6 +193,12 @@ class Program:
     steps: tuple[Step, ...]
     file: str = ""
     root: int = 0
+    loops: tuple[range, ...] = ()
+
+    def __str__(self) -> str:
+        from collc.language.printing import lines
+
+        return "\n".join(lines(self))
 
     def __post_init__(self) -> None:
         for t, step in enumerate(self.steps):
@@ -298,7 +323,7 @@ class Program:
 
     @cached_property
     def digest(self) -> str:
-        """A SHA-256 of what the program does; names and places do not count."""
+        """A SHA-256 of what the program does; names, places and loops do not count."""
         h = hashlib.sha256(f"{self.kind.name} {self.n} {self.chunks} {self.root}".encode())
         for step in self.steps:
             h.update(f"\n{step.size} {step.orbit}".encode())

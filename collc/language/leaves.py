@@ -10,6 +10,7 @@ from collc.language.ir import integer
 from collc.language.states import KINDS, Kind
 
 Steps = Callable[[int], Any]
+Literal = int | str | tuple["Literal", ...]
 
 
 def qualified(function: Any) -> str | None:
@@ -92,13 +93,17 @@ class Family:
         self.name = qualified(function) or self.__name__
         self.__doc__ = function.__doc__
         self.__module__ = function.__module__
+        # Leaves without a name are equal where they are the same: one text has to mean one schedule.
+        self._made: dict[str, Schedule] = {}
 
-    def __call__(self, *args: int | str) -> Schedule:
-        literals = [arg if isinstance(arg, str) else integer(arg) for arg in args]
-        if None in literals:
-            wrong = shown(args[literals.index(None)])
-            raise ScheduleError(f"{self.name} takes integers and axis names, not {wrong}")
-        call = f"{self.name}({', '.join(show_literal(x) for x in literals if x is not None)})"
+    def __call__(self, *args: Literal) -> Schedule:
+        literals = [_literal(arg, self.name) for arg in args]
+        call = f"{self.name}({', '.join(map(show_literal, literals))})"
+        if call not in self._made:
+            self._made[call] = self._make(call, literals)
+        return self._made[call]
+
+    def _make(self, call: str, literals: list[Literal]) -> Schedule:
         try:
             schedule = self.function(*literals)
         except KeyboardInterrupt:
@@ -118,13 +123,30 @@ class Family:
         return f"<{self.name}(...)>"
 
 
-def show_literal(value: int | str) -> str:
+def _literal(value: Any, family: str) -> Literal:
+    """The value as it prints and is read again, one of NumPy as Python's."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, tuple | list):
+        return tuple(_literal(each, family) for each in value)
+    whole = integer(value)
+    if whole is None:
+        raise ScheduleError(
+            f"{family} takes integers, axis names and tuples of those, not {shown(value)}"
+        )
+    return whole
+
+
+def show_literal(value: Literal) -> str:
     """The literal as it is printed: with double quotes, as everywhere in collc."""
+    if isinstance(value, tuple):
+        inside = ", ".join(map(show_literal, value))
+        return f"({inside},)" if len(value) == 1 else f"({inside})"
     return f'"{value}"' if isinstance(value, str) and value.isidentifier() else repr(value)
 
 
 def family(function: Callable[..., Schedule]) -> Family:
-    """Decorates a function of integers and axis names that returns a schedule."""
+    """Decorates a function of integers, axis names and tuples of those that returns a schedule."""
     return Family(function)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 
 from collc.errors import CollcError, ScheduleError, nearest
-from collc.language.algebra import Leaf, Order, Schedule
+from collc.language.algebra import Leaf, Order, Pass, Schedule
 from collc.language.foreign import line_in, said, shown
 from collc.language.leaves import Family
 
@@ -72,6 +72,13 @@ def contents(module: ModuleType) -> dict[str, Named]:
         if isinstance(value, Schedule | Family | Order)
         and str(value.name).partition("(")[0] in (f"{short}.{attribute}", attribute)
     }
+
+
+@functools.cache
+def passes() -> dict[str, type[Pass]]:
+    """The passes that a text may name, as in ``through(Pipeline(4))``."""
+    module = importlib.import_module("collc.analysis.passes")
+    return {name: getattr(module, name) for name in module.__all__}
 
 
 def lookup(name: str) -> Named:

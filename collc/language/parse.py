@@ -5,11 +5,11 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from collc.errors import ScheduleError
-from collc.language.algebra import Order, Schedule
+from collc.errors import ScheduleError, nearest
+from collc.language.algebra import Order, Pass, Schedule
 from collc.language.foreign import shown
 from collc.language.leaves import Family
-from collc.language.library import Named, lookup
+from collc.language.library import Named, lookup, passes
 
 
 def parse(source: str, *, lookup: Callable[[str], Named] = lookup) -> Schedule:
@@ -69,6 +69,8 @@ class _Reader:
                 keywords=[ast.keyword(arg="order", value=value)],
             ):
                 return self.schedule(inner).relabel(order=self.order(value))
+            case ast.Call(func=ast.Attribute(value=inner, attr="through"), args=args, keywords=[]):
+                return self.schedule(inner).through(*map(self.rewriting, args))
             case ast.Call(func=function, args=args, keywords=keywords) if (
                 keywords and not _is_method(function)
             ):
@@ -81,10 +83,7 @@ class _Reader:
                 family = self.named(function)
                 if not isinstance(family, Family):
                     raise self.refuse(node, f"{ast.unparse(function)} takes no parameters")
-                literals = [self.literal(arg) for arg in args]
-                if not all(isinstance(x, int | str) for x in literals):
-                    raise self.refuse(node, "parameters are integers and axis names")
-                return family(*literals)  # type: ignore[arg-type]
+                return family(*(self.literal(arg) for arg in args))  # type: ignore[arg-type]
             case ast.Name() | ast.Attribute():
                 found = self.named(node)
                 if isinstance(found, Family):
@@ -123,6 +122,18 @@ class _Reader:
             return tuple(value)
         raise self.refuse(node, "order= takes a tuple of integers or the name of an order")
 
+    def rewriting(self, node: ast.expr) -> Pass:
+        match node:
+            case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords):
+                if name not in passes():
+                    raise self.refuse(node, f"no pass {name!r}. {nearest(name, passes())}")
+                given = {k.arg: self.literal(k.value) for k in keywords if k.arg}
+                try:
+                    return passes()[name](*map(self.literal, args), **given)
+                except TypeError as e:
+                    raise self.refuse(node, str(e)) from None
+        raise self.refuse(node, "through(...) takes passes, such as Pipeline(4)")
+
     def literal(self, node: ast.expr) -> object:
         try:
             return ast.literal_eval(node)
@@ -136,7 +147,11 @@ class _Reader:
 
 
 def _is_method(function: ast.expr) -> bool:
-    return isinstance(function, ast.Attribute) and function.attr in ("relabel", "reversed")
+    return isinstance(function, ast.Attribute) and function.attr in (
+        "relabel",
+        "reversed",
+        "through",
+    )
 
 
 def _positional(family: Family, args: list[ast.expr], keywords: list[ast.keyword]) -> str:

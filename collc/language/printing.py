@@ -9,7 +9,9 @@ from collc.language.algebra import (
     Relabelled,
     Reversed,
     Schedule,
+    Staggered,
     Then,
+    Through,
     show_axes,
 )
 from collc.language.ir import Program, Step
@@ -32,6 +34,7 @@ def _text(s: Schedule, outer: int) -> str:
         case Leaf():
             name = s.name or f"<{getattr(s.steps, '__name__', 'leaf')}>"
             calls = [str(r) for r in s.relabels] + ["reversed()"] * s.dual
+            calls += [f"through({by})" for by in s.passes]
             name = ".".join([name, *calls])
             return _wrap(f"{name} @ {show_axes(s.axes)}", _AT, outer) if s.axes else name
         case Placed(inner=inner, on=axes):
@@ -40,6 +43,10 @@ def _text(s: Schedule, outer: int) -> str:
             return f"{_text(inner, _CALL)}.{by}"
         case Reversed(inner=inner):
             return f"{_text(inner, _CALL)}.reversed()"
+        case Through(inner=inner, by=by):
+            return f"{_text(inner, _CALL)}.through({by})"
+        case Staggered(parts=parts):
+            return f"{_text(parts[0], _CALL)}.through(Pipeline({len(parts)}))"
         case Then(parts=parts):
             return _wrap(" >> ".join(_text(p, _THEN + 1) for p in parts), _THEN, outer)
         case Beside(parts=parts):
@@ -55,8 +62,18 @@ def _wrap(inside: str, precedence: int, outer: int) -> str:
 
 
 def lines(program: Program) -> list[str]:
-    """A line for each step: relative to a rank g where every rank does the same, else the edges."""
-    return [f"{t:4d}  {show_step(program, step)}" for t, step in enumerate(program.steps)]
+    """A line for each step or loop: relative to a rank g where all ranks do alike, else the edges."""
+    loops = {loop.start: loop for loop in program.loops}
+    shown, t = [], 0
+    while t < len(program.steps):
+        step, loop = program.steps[t], loops.get(t, range(t, t + 1))
+        if t in loops:
+            each = [_relative(program, step, i, loop=True) for i in range(step.size)]
+            shown.append(f"{t:4d}  {'    '.join(each)}    t = 0 to {len(loop) - 1}")
+        else:
+            shown.append(f"{t:4d}  {show_step(program, step)}")
+        t = loop.stop
+    return shown
 
 
 def show_step(program: Program, step: Step, most: int = 16) -> str:
@@ -83,7 +100,7 @@ def _verb(step: Step, i: int) -> str:
     return "add" if step.add[i] else "copy"
 
 
-def _relative(program: Program, step: Step, i: int) -> str:
+def _relative(program: Program, step: Step, i: int, loop: bool = False) -> str:
     n = program.n
     cell, d = int(step.chunk[i]), int(step.dst[i])
     if not program.turning:
@@ -91,7 +108,9 @@ def _relative(program: Program, step: Step, i: int) -> str:
     elif program.kind is KINDS["all_to_all"]:
         chunk = "c[" + ", ".join(_offset("g", x, n) for x in divmod(cell, n)) + "]"
     else:
-        chunk = f"c[{_offset('g', cell, n)}]"
+        # In a loop a rank sends on what it has just received.
+        moves = _offset("", -d % n, n).replace("1", "") + "t" if loop else ""
+        chunk = f"c[{_offset('g', cell, n)}{moves}]"
     return f"{_verb(step, i)} {chunk}  g -> {_offset('g', d, n)}"
 
 

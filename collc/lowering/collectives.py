@@ -29,9 +29,10 @@ from jax.sharding import PartitionSpec
 
 from collc.analysis.certificate import Certificate, certify
 from collc.errors import DataError, MeshError, PlanError, ScheduleError, nearest
-from collc.language.algebra import Leaf, Relabel, Schedule, map_leaves
+from collc.language.algebra import Leaf, Relabel, Schedule
 from collc.language.expand import permutation
 from collc.language.library import contents, find, modules
+from collc.language.normal import map_leaves
 from collc.language.states import KINDS
 from collc.lowering import context, operands
 from collc.lowering.lower import frame, linear
@@ -232,8 +233,9 @@ def _use(
     drop: bool = True,
     source: int | None = None,
     inconsistent: bool = False,
+    size: int | None = None,
 ) -> _Use:
-    schedule = _resolve(name, kind, on)
+    schedule = _resolve(name, kind, on, size)
     mesh = jax.sharding.get_abstract_mesh()
     for axis in schedule.axes:
         if axis not in mesh.axis_names:
@@ -287,7 +289,7 @@ def _format(name: str, wire: Any) -> Wire:
     return Cast(_floating(name, "wire", wire))
 
 
-def _resolve(name: str, kind: str, on: On) -> Schedule:
+def _resolve(name: str, kind: str, on: On, size: int | None) -> Schedule:
     if isinstance(on, str) and not on.isidentifier():
         on = find(on)
     if isinstance(on, Schedule):
@@ -295,7 +297,7 @@ def _resolve(name: str, kind: str, on: On) -> Schedule:
             raise ScheduleError(f'collc.{name}: place the schedule on an axis: {on} @ "axis"')
         return on
     if isinstance(on, context.Chooses):
-        return on.schedule(kind)
+        return on.schedule(kind, size=size)
     axes = (on,) if isinstance(on, str) else on
     if axes is not None and not (
         isinstance(axes, list | tuple) and axes and all(isinstance(a, str) for a in axes)
@@ -315,7 +317,7 @@ def _resolve(name: str, kind: str, on: On) -> Schedule:
             )
         )
     try:
-        return plan.schedule(kind, None if axes is None else tuple(axes))
+        return plan.schedule(kind, None if axes is None else tuple(axes), size)
     except PlanError as e:
         taken = _taken_as_axis(kind, on)
         if not taken or on in jax.sharding.get_abstract_mesh().axis_names:
@@ -378,8 +380,11 @@ def _reduce(
     if not leaves:
         return x
     name = f"p{op}"
-    use = _use(name, "all_reduce", on, accumulate, wire, op=op, inconsistent=inconsistent)
     numbers = _arrays(name, leaves)
+    size = sum(v.size * v.dtype.itemsize for v in numbers)
+    use = _use(
+        name, "all_reduce", on, accumulate, wire, op=op, inconsistent=inconsistent, size=size
+    )
     constant = not any(isinstance(v, Tracer) for v in leaves)
     if constant and (op not in ("sum", "mean") or not any(map(_is_bool, leaves))):
         # As in lax: a constant of the program is not sent.

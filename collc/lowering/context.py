@@ -17,7 +17,9 @@ from collc.language.algebra import Schedule
 class Chooses(Protocol):
     """What a plan is to the lowering: a choice of schedule for a collective on some of its axes."""
 
-    def schedule(self, collective: str, axes: tuple[str, ...] | None = None) -> Schedule: ...
+    def schedule(
+        self, collective: str, axes: tuple[str, ...] | None = None, size: int | None = None
+    ) -> Schedule: ...
 
 
 _current = jax.make_user_context(None)

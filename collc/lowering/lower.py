@@ -14,8 +14,10 @@ import jax
 import jax.numpy as jnp
 
 from collc.analysis.certificate import Certificate
-from collc.language.algebra import Beside, Leaf, Schedule, Then
+from collc.analysis.relative import rolled
+from collc.language.algebra import Beside, Leaf, Schedule, Staggered, Then
 from collc.language.expand import expand, relabelled
+from collc.language.normal import stages_of, ticks
 from collc.lowering import native, orbits, tables
 from collc.lowering.loops import Lowering, run, scoped, together
 from collc.lowering.ranks import Place
@@ -76,6 +78,7 @@ class _Part:
     frame: Frame
     op: str
     wire: Wire
+    roll: bool = True
     # By axes: what a scatter took in, dead by now, which the gather may write into.
     spare: dict[tuple[str, ...], Values] = field(default_factory=dict)
 
@@ -148,12 +151,26 @@ def _lower(s: Schedule, part: _Part, xs: Values) -> Lowering:
                 ]
                 for i in range(len(parts))
             ]
-            results = yield from together(
-                [
-                    _lower(p, replace(part, spare={}), share)
-                    for p, share in zip(parts, shares, strict=True)
-                ]
-            )
+            # To XLA a loop is one operation: next to it no other axis's rounds can be in flight.
+            roll = part.roll and not isinstance(s, Staggered)
+            own = [replace(part, spare={}, roll=roll) for _ in parts]
+            if isinstance(s, Staggered):
+                stages = stages_of(parts[0])
+                for t, now in enumerate(ticks(len(parts), len(stages))):
+                    if t:
+                        # Or XLA would do a stage of all slices before the next one of any. Unused
+                        # outputs would be dropped, and the tie with them, so all slices take part.
+                        shares = jax.lax.optimization_barrier(shares)
+                    slices = [i for i, _ in now]
+                    done = yield from together(
+                        [_lower(stages[j], own[i], shares[i]) for i, j in now]
+                    )
+                    shares = [
+                        done[slices.index(i)] if i in slices else x for i, x in enumerate(shares)
+                    ]
+                results = shares
+            else:
+                results = yield from together([_lower(*each) for each in zip(parts, own, shares)])
             return [jnp.concatenate(ys, axis=axis) for ys in zip(*results, strict=True)]
     raise TypeError(f"not a normal form: {s!r}")
 
@@ -161,11 +178,14 @@ def _lower(s: Schedule, part: _Part, xs: Values) -> Lowering:
 def _leaf(leaf: Leaf, part: _Part, xs: Values) -> Lowering:
     cut, kind = part.frame, leaf.facing
     place = Place(leaf, cut.sizes, part.op, part.wire)
+    if leaf.native and not kind.scatters:
+        with jax.named_scope(_scope(leaf)):
+            return native.lower(place, xs)
     if not kind.scatters:
         rows = [x.reshape(-1, *x.shape[len(cut.axes) + 1 :]) for x in xs]
         chunks = _chunks(leaf, cut.sizes)
         buffers = [r.reshape(chunks, -1, *r.shape[1:]) for r in rows]
-        done = yield from scoped(_scope(leaf), _engine(leaf, place, buffers, None))
+        done = yield from scoped(_scope(leaf), _engine(leaf, place, buffers, None, part.roll))
         return [y.reshape(x.shape) for x, y in zip(xs, done, strict=True)]
     dims = [cut.axes.index(a) for a in leaf.axes]
     shards = kind.before == "shard"
@@ -178,7 +198,7 @@ def _leaf(leaf: Leaf, part: _Part, xs: Values) -> Lowering:
     spare = part.spare.pop(leaf.axes, None) if shards else None
     if kind.after == "shard" and kind.before == "partial":
         part.spare[leaf.axes] = buffers
-    done = yield from scoped(_scope(leaf), _engine(leaf, place, buffers, spare))
+    done = yield from scoped(_scope(leaf), _engine(leaf, place, buffers, spare, part.roll))
     ends = kind.after == "shard"
     whole = [1 if ends else cut.sizes[a] for a in leaf.axes]
     return [
@@ -192,7 +212,9 @@ def _scope(leaf: Leaf) -> str:
     return f"collc/{replace(leaf, axes=())}/{','.join(leaf.axes)}"
 
 
-def _engine(leaf: Leaf, place: Place, buffers: Values, spare: Values | None) -> Lowering:
+def _engine(
+    leaf: Leaf, place: Place, buffers: Values, spare: Values | None, roll: bool
+) -> Lowering:
     if leaf.native:
         return native.lower(place, buffers)
     if place.n == 1:
@@ -206,5 +228,6 @@ def _engine(leaf: Leaf, place: Place, buffers: Values, spare: Values | None) -> 
     ):
         spare = None
     if program.orbit:
+        program = rolled(program) if roll else program
         return (yield from orbits.lower(program, place, buffers, spare))
     return (yield from tables.lower(relabelled(program, place.names), place, buffers, spare))

@@ -1,68 +1,23 @@
 """Programs in which every rank does the same relative to itself, lowered to values that flow.
 
 What a rank just received is what it sends next, so it is carried as a value: the buffer is only
-read, or written once. Cells are named by their distance: o is chunk ``rank + o``. Runs of steps
-whose cells move by a constant stride become one loop.
+read, or written once. The loops that a program has marked become loops.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from collc.analysis.rounds import colours
+from collc.analysis.relative import Cell, Messages, Run, Send, messages, run
 from collc.language.ir import Program, ranks
 from collc.language.states import KINDS
 from collc.lowering.loops import Loop, Lowering
 from collc.lowering.ranks import Place
 
 Values = list[jax.Array]  # one for each operand
-Cell = int  # (chunk - rank) mod n; in an all-to-all (source - rank) * n + (destination - rank)
-
-
-@dataclass(frozen=True)
-class Send:
-    """One chunk that every rank sends: the cell it reads, and the one that the receiver writes."""
-
-    add: bool
-    read: Cell
-    write: Cell
-
-
-@dataclass(frozen=True)
-class Message:
-    """What every rank sends to the rank at ``distance``, in one round."""
-
-    distance: int
-    sends: tuple[Send, ...]
-
-
-Messages = tuple[Message, ...]
-
-
-def messages(program: Program) -> list[Messages]:
-    """The rounds of each step, in relative cells."""
-    steps = []
-    for step in program.steps:
-        write = program.rotate(step.chunk, -step.dst)
-        colour = colours(program, step)
-        sends = [
-            (int(k), int(d), Send(bool(a), int(r), int(w)))
-            for k, d, a, r, w in zip(colour, step.dst, step.add, step.chunk, write, strict=True)
-        ]
-        steps.append(
-            tuple(
-                Message(
-                    next(d for j, d, _ in sends if j == k),
-                    tuple(send for j, _, send in sends if j == k),
-                )
-                for k in range(int(colour.max(initial=-1)) + 1)
-            )
-        )
-    return steps
 
 
 def lower(program: Program, place: Place, xs: Values, spare: Values | None) -> Lowering:
@@ -72,14 +27,15 @@ def lower(program: Program, place: Place, xs: Values, spare: Values | None) -> L
     is a shard. ``spare``: dead buffers [n, ...] that an all_gather may write into.
     """
     steps = messages(program)
+    loops = {loop.start: len(loop) for loop in program.loops}
     cells = _Cells(program, place, xs, spare)
     t = number = 0
     while t < len(steps):
-        run = _run(program, steps[t:])
-        if run is not None:
-            yield from _rolled(program, place, cells, run, steps[t + run.count :], number)
-            number += run.count * len(run.first)
-            t += run.count
+        if t in loops:
+            found = run(steps[t], loops[t], program.n)
+            yield from _looped(program, place, cells, found, steps[t + found.count :], number)
+            number += found.count * len(found.first)
+            t += found.count
         else:
             _unrolled(place, cells, steps[t], number)
             number += len(steps[t])
@@ -88,7 +44,11 @@ def lower(program: Program, place: Place, xs: Values, spare: Values | None) -> L
 
 
 class _Cells:
-    """What the cells hold: buffers [n, ...], and over them the values that are newer."""
+    """What the cells hold: buffers, and over them the values that are newer.
+
+    A buffer is [n * k, ...], with the n chunks one after another: seen as [n, k, ...] between two
+    loops, XLA would copy it.
+    """
 
     def __init__(self, program: Program, place: Place, xs: Values, spare: Values | None) -> None:
         self.program, self.n, self.place = program, program.n, place
@@ -99,10 +59,10 @@ class _Cells:
         self.unsaved: set[Cell] = set()
         kind = program.kind
         if kind.before == "shard":
-            self.base = spare or [blank(self.n, x) for x in xs]
+            self.base = [_joined(b) for b in spare or [blank(self.n, x) for x in xs]]
             self.write(0, xs)
         else:
-            self.base = xs
+            self.base = [_joined(x) for x in xs]
 
     def slot(self, distance: jax.Array | int) -> jax.Array:
         """The chunk at a distance, as an index in the buffer."""
@@ -111,12 +71,14 @@ class _Cells:
 
     def at(self, base: Values, distance: jax.Array | int) -> Values:
         i = self.slot(distance)
-        return [lax.dynamic_index_in_dim(b, i, 0, keepdims=False) for b in base]
+        sizes = [b.shape[0] // self.n for b in base]
+        return [lax.dynamic_slice_in_dim(b, i * k, k) for b, k in zip(base, sizes, strict=True)]
 
     def put(self, base: Values, distance: jax.Array | int, values: Values) -> Values:
         i = self.slot(distance)
         return [
-            lax.dynamic_update_index_in_dim(b, v, i, 0) for b, v in zip(base, values, strict=True)
+            lax.dynamic_update_slice_in_dim(b, v, i * v.shape[0], 0)
+            for b, v in zip(base, values, strict=True)
         ]
 
     def read(self, cell: Cell) -> Values:
@@ -143,9 +105,18 @@ class _Cells:
             out = self.base
             for cell in sorted(c for c in self.values if c % self.n == 0 and c):
                 out = self.put(out, cell // self.n, self.values[cell])
-            return out
+            return [self.apart(b) for b in out]
         self.save(self.unsaved.copy())
-        return self.base
+        return [self.apart(b) for b in self.base]
+
+    def apart(self, base: jax.Array) -> jax.Array:
+        """The buffer as its n chunks, [n, k, ...]."""
+        return base.reshape(self.n, base.shape[0] // self.n, *base.shape[1:])
+
+
+def _joined(x: jax.Array) -> jax.Array:
+    """[n, k, ...] as [n * k, ...]."""
+    return x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])
 
 
 def blank(n: int, x: jax.Array) -> jax.Array:
@@ -185,55 +156,6 @@ def _unrolled(place: Place, cells: _Cells, step: Messages, number: int) -> None:
 # ---- rolling ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Run:
-    """``count`` steps like the first, where send j's cells move by ``strides[j]`` each time.
-
-    Every send is of what it received in the step before.
-    """
-
-    count: int
-    first: Messages
-    strides: tuple[int, ...]
-
-    def writes(self, n: int) -> list[list[Cell]]:
-        sends = [m.sends[0] for m in self.first]
-        return [
-            [(send.write + s * i) % n for i in range(self.count)]
-            for send, s in zip(sends, self.strides, strict=True)
-        ]
-
-
-def _run(program: Program, steps: Sequence[Messages]) -> _Run | None:
-    """The longest run at the beginning, or None where fewer than two steps are alike."""
-    n, first = program.n, steps[0]
-    if program.kind is KINDS["all_to_all"] or any(len(m.sends) != 1 for m in first):
-        return None
-    # Sent on in the next step: the cell that is read moves as the one that was written.
-    strides = tuple(-m.distance % n for m in first)
-    count = 1
-    while count < len(steps) and _alike(first, steps[count], strides, count, n):
-        count += 1
-    # Cells of different sends must not meet, nor may a send come back to a cell.
-    while count > 1:
-        cells = [c for cs in _Run(count, first, strides).writes(n) for c in cs]
-        reads = [m.sends[0].read for m in first]
-        if len(set(cells + reads)) == len(cells) + len(reads):
-            return _Run(count, first, strides)
-        count -= 1
-    return None
-
-
-def _alike(first: Messages, step: Messages, strides: Sequence[int], i: int, n: int) -> bool:
-    return len(step) == len(first) and all(
-        len(b.sends) == 1
-        and a.distance == b.distance
-        and a.sends[0].add == b.sends[0].add
-        and (a.sends[0].read + s * i) % n == b.sends[0].read
-        for a, b, s in zip(first, step, strides, strict=True)
-    )
-
-
 def _live(program: Program, later: Sequence[Messages]) -> set[Cell]:
     """The cells that are still needed before the steps ``later``."""
     after = program.kind.after
@@ -245,11 +167,11 @@ def _live(program: Program, later: Sequence[Messages]) -> set[Cell]:
     return live
 
 
-def _rolled(
+def _looped(
     program: Program,
     place: Place,
     cells: _Cells,
-    run: _Run,
+    run: Run,
     later: Sequence[Messages],
     number: int,
 ) -> Lowering:
@@ -267,6 +189,9 @@ def _rolled(
             value = place.kept(value)
             cells.write(send.read, value)
         carried.append(value)
+    if any(stored):
+        # Before the loop: after it XLA would have to copy the whole buffer to write into it.
+        cells.save(live)
     constant = cells.base
     rounds = f"r{number}-{number + run.count * len(run.first) - 1}"
 

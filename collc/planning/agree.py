@@ -58,6 +58,26 @@ def compare(topic: str, facts: Mapping[str, str], timeout_s: float = TIMEOUT_S) 
         )
 
 
+def share(topic: str, value: str, timeout_s: float = TIMEOUT_S) -> str:
+    """Process 0's value, on every process. Each has to call this for the same topics in order.
+
+    Raises PlanError where process 0 does not say it in time.
+    """
+    if not distributed():
+        return value
+    client, me = _state().client, _state().process_id
+    key = f"collc/{next(_calls)}/{topic}"
+    if me == 0:
+        client.key_value_set(key, value)
+    try:
+        return client.blocking_key_value_get(key, int(timeout_s * 1000))
+    except Exception as e:
+        raise PlanError(
+            f"process 0 has not said {topic} within {timeout_s:g} s (process {me} waited). Look at its "
+            f"log. ({type(e).__name__})"
+        ) from e
+
+
 def differences(facts: Mapping[int, Mapping[str, str]]) -> list[tuple[int, str, str, str]]:
     """(process, name, its value, the usual value) for each value that is not the commonest.
 

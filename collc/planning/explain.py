@@ -1,12 +1,14 @@
 """A plan in words: what each collective does, what it costs at least, and what XLA would do."""
 
 import io
+from collections.abc import Iterator
 
 from rich.console import Console
 from rich.table import Table
 
-from collc.analysis.certificate import share
-from collc.planning.plan import COLLECTIVES, Plan
+from collc.analysis.certificate import Certificate, certify, share
+from collc.planning.compose import COLLECTIVES
+from collc.planning.plan import Plan
 
 
 def explain(plan: Plan) -> str:
@@ -26,13 +28,13 @@ def explain(plan: Plan) -> str:
         "equal bits",
     ):
         table.add_column(column, justify="right" if column in _NUMBERS else "left")
-    certificates = {collective: plan.certificate(collective) for collective in plan.collectives}
-    for collective in COLLECTIVES:
-        if (c := certificates.get(collective)) is None:
-            table.add_row(collective, "none", *["-"] * 6)
+    rows = list(_rows(plan))
+    for label, c in rows:
+        if c is None:
+            table.add_row(label, "none", *["-"] * 6)
             continue
         table.add_row(
-            collective,
+            label,
             str(c.schedule),
             str(c.steps),
             str(c.rounds) if c.rounds or c.sent is not None else "-",
@@ -47,14 +49,32 @@ def explain(plan: Plan) -> str:
         f"{plan.ranks} ranks ({ranks}). S: a rank's full buffer; sent: by the busiest rank.",
         "A round is one ppermute. Where they are many, or the mesh small, XLA's own may be faster.",
     ]
-    if any(certificate.trusted for certificate in certificates.values()):
+    if any(c.trusted for _, c in rows if c):
         lines.append("XLA's own (native, trusted) is one of the steps, but none of the rounds.")
+    if plan.tuned is not None:
+        lines.append(
+            f"Chosen for {plan.tuned.use} values by a sweep on this machine: clearly faster than XLA's "
+            f"own, or XLA's own.{f' Kept in {plan.tuned.where}.' if plan.tuned.where else ''}"
+        )
     rest = [a for a, n in plan.sizes if a not in plan.axes and n > 1]
     if rest:
         lines.append(f"Left to XLA: {', '.join(rest)}.")
     for line in lines:
         console.print(line, highlight=False)
     return "\n".join(line.rstrip() for line in console.export_text().splitlines())
+
+
+def _rows(plan: Plan) -> Iterator[tuple[str, Certificate | None]]:
+    """What each row is about, and the proof; None for what the plan does not have."""
+    for collective in COLLECTIVES:
+        if collective not in plan.collectives:
+            yield collective, None
+        elif collective == "all_reduce" and plan.tuned is not None:
+            for least, schedule in plan.tuned.choices:
+                label = f"{collective} from {least / 1024:,.0f} KiB" if least else collective
+                yield label, certify(schedule, dict(plan.sizes))
+        else:
+            yield collective, plan.certificate(collective)
 
 
 _NUMBERS = {"steps", "rounds", "sent", "bound", "depth"}

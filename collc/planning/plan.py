@@ -3,21 +3,23 @@
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from jax.sharding import AbstractMesh, Mesh
 
 from collc.analysis.certificate import Certificate, certify
-from collc.errors import CollcError, MeshError, PlanError, StepError, nearest
+from collc.errors import CollcError, MeshError, PlanError, ScheduleError, StepError, nearest
 from collc.language.algebra import Schedule
+from collc.language.foreign import shown
 from collc.planning.agree import compare
+from collc.planning.compose import COLLECTIVES, composed, native
 from collc.planning.registry import Algorithm, algorithm
-
-COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
+from collc.planning.tune import Tuned, read_choices, tune
+from collc.receipts.timing import USES
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class Plan:
     sizes: tuple[tuple[str, int], ...]
     algorithms: tuple[tuple[str, Algorithm], ...] = field(compare=False)
     digest: str
+    tuned: Tuned | None = field(default=None, compare=False)
 
     @cached_property
     def axes(self) -> tuple[str, ...]:
@@ -43,12 +46,15 @@ class Plan:
         """The number of ranks over all of the plan's axes."""
         return math.prod(n for axis, n in self.sizes if axis in self.axes)
 
-    def schedule(self, collective: str, axes: Sequence[str] | None = None) -> Schedule:
+    def schedule(
+        self, collective: str, axes: Sequence[str] | None = None, size: int | None = None
+    ) -> Schedule:
         """The schedule of a collective over all axes of the plan, or some of them.
 
         Inner axes scatter first and gather last. An axis whose schedule has no scatter form reduces at
         its level. One that has no form of the collective takes XLA's own, but for an all-reduce.
-        Raises PlanError there, and for axes that are none of the plan's.
+        Raises PlanError there, and for axes that are none of the plan's. ``size``: the bytes on a
+        rank, by which a tuned plan chooses.
         """
         given = self.axes if axes is None else tuple(axes)
         for axis in given:
@@ -65,44 +71,11 @@ class Plan:
                 f"{collective} over {', '.join(given)}: a plan numbers ranks in the mesh's order, "
                 f"{', '.join(chosen)}. Name the axes so, or pass a schedule."
             )
-        return self._composed(collective, chosen)
-
-    def _composed(self, collective: str, axes: tuple[str, ...]) -> Schedule:
-        outward, inward = axes[::-1], axes
-        if collective == "all_reduce":
-            return self._all_reduce(outward)
-        if collective not in COLLECTIVES:
-            raise PlanError(f"a plan has no {collective!r}. {nearest(collective, COLLECTIVES)}")
-        order = outward if collective in ("reduce_scatter", "all_to_all") else inward
-        return _then([self._one(collective, axis) @ axis for axis in order])
-
-    def _all_reduce(self, outward: tuple[str, ...]) -> Schedule:
-        down: list[Schedule] = []
-        up: list[Schedule] = []
-        *inner, outermost = outward
-        for axis in inner:
-            scatter, gather = self._own("reduce_scatter", axis), self._own("all_gather", axis)
-            if scatter is not None and gather is not None:
-                down.append(scatter @ axis)
-                up.append(gather @ axis)
-            else:
-                down.append(self._sum(axis))
-        return _then([*down, self._sum(outermost), *up[::-1]])
-
-    def _own(self, collective: str, axis: str) -> Schedule | None:
-        return dict(self.algorithms)[axis].get(collective)
-
-    def _sum(self, axis: str) -> Schedule:
-        own = dict(self.algorithms)[axis]
-        if own.all_reduce is None:
-            raise PlanError(
-                f"{own.source} has no all-reduce; name another schedule for {axis}, or native"
+        if self.tuned is not None and chosen == self.axes:
+            return (
+                self.tuned.at(size) if collective == "all_reduce" else native(collective) @ chosen
             )
-        return own.all_reduce @ axis
-
-    def _one(self, collective: str, axis: str) -> Schedule:
-        own = self._own(collective, axis)
-        return own if own is not None else _native(collective)
+        return composed(dict(self.algorithms), collective, chosen)
 
     @property
     def collectives(self) -> tuple[str, ...]:
@@ -129,6 +102,8 @@ class Plan:
         lines += [
             f"axis {axis} {_digest(a, axis, size)} = {a.source}" for axis, a in self.algorithms
         ]
+        if self.tuned is not None:
+            lines += [f"tuned {self.tuned.use} {line}" for line in self.tuned.lines]
         for collective in COLLECTIVES:
             lines.append(f"{collective} = {self._meaning(collective)}")
         text = "\n".join(lines) + "\n"
@@ -143,6 +118,9 @@ class Plan:
 
     def __str__(self) -> str:
         mesh = ", ".join(f"{axis}={n}" for axis, n in self.sizes)
+        if self.tuned is not None:
+            choice = ", ".join(f'{json.dumps(axis)}: "auto"' for axis in self.axes)
+            return f'collc.plan(mesh({mesh}), {{{choice}}}, use="{self.tuned.use}")'
         choice = ", ".join(f"{json.dumps(a)}: {json.dumps(x.source)}" for a, x in self.algorithms)
         return f"collc.plan(mesh({mesh}), {{{choice}}})"
 
@@ -177,24 +155,61 @@ def check_plan(plan: Any, caller: str) -> None:
         raise StepError(f"{caller} takes a plan, not {plan!r}. See collc.plan.")
 
 
-def plan(mesh: Mesh | AbstractMesh, axes: Mapping[str, str | Schedule]) -> Plan:
+def plan(
+    mesh: Mesh | AbstractMesh,
+    axes: Mapping[str, str | Schedule] | Literal["auto"],
+    *,
+    use: str | None = None,
+) -> Plan:
     """A plan for a mesh: the name of an algorithm or a schedule for each axis that it schedules.
 
-    Axes that are left out stay with XLA. Every schedule is proved here and now. Raises PlanError
-    for unknown names and for what is neither an all-reduce nor an all-to-all, MeshError for unknown
-    axes, ProofError for a schedule that is not right.
+    Axes that are left out stay with XLA. Every schedule is proved here and now. ``"auto"``, for all
+    axes or for each of some, has a short sweep on this machine choose the all-reduce by size, now or
+    at an earlier call; the other collectives are XLA's own. ``use`` says for what: "fresh" values
+    (the default), "donated" ones, or "intermediate" ones of a larger program, as a step's gradients.
+
+    Raises PlanError for unknown names and for what is neither an all-reduce nor an all-to-all,
+    MeshError for unknown axes, ProofError for a schedule that is not right.
     With several processes all make the same plans in the same order, and compare them here.
     """
-    return _compared(_make(mesh, axes))
-
-
-def _make(mesh: Mesh | AbstractMesh, axes: Mapping[str, str | Schedule]) -> Plan:
     _check_mesh(mesh)
+    if isinstance(axes, str) and axes == "auto":
+        axes = dict.fromkeys(mesh.axis_names, "auto")
     if not isinstance(axes, Mapping) or not axes:
-        raise PlanError('a plan needs a schedule for at least one axis, as in {"gpu": "ring"}')
+        raise PlanError(
+            'a plan needs a schedule for at least one axis, as in {"gpu": "ring"}, or "auto"; not '
+            f"{shown(axes)}"
+        )
+    automatic = [axis for axis, own in axes.items() if isinstance(own, str) and own == "auto"]
+    if not automatic:
+        if use is not None:
+            raise PlanError(
+                f'use={use!r} has an effect on "auto" only, which no axis takes. Drop it.'
+            )
+        return _compared(_make(mesh, axes))
+    if len(automatic) < len(axes):
+        rest = ", ".join(axis for axis in axes if axis not in automatic)
+        raise PlanError(
+            f'"auto" chooses for all axes of a plan together, but {rest} has a schedule of its own.'
+        )
+    use = use or "fresh"
+    if use not in USES:
+        raise PlanError(f"use is {', '.join(USES)}, not {use!r}")
+    _known(mesh, axes)
+    chosen = tuple(a for a in mesh.axis_names if a in axes)
+    return _compared(_make(mesh, dict.fromkeys(chosen, "native"), tune(mesh, chosen, use)))
+
+
+def _known(mesh: Mesh | AbstractMesh, axes: Iterable[str]) -> None:
     for axis in axes:
         if axis not in mesh.axis_names:
             raise MeshError(f"the mesh has no axis {axis!r}. {nearest(axis, mesh.axis_names)}")
+
+
+def _make(
+    mesh: Mesh | AbstractMesh, axes: Mapping[str, str | Schedule], tuned: Tuned | None = None
+) -> Plan:
+    _known(mesh, axes)
     chosen = tuple((a, algorithm(axes[a])) for a in mesh.axis_names if a in axes)
     for axis, own in chosen:
         if own.all_reduce is None and own.get("all_to_all") is None:
@@ -206,8 +221,13 @@ def _make(mesh: Mesh | AbstractMesh, axes: Mapping[str, str | Schedule]) -> Plan
             )
     sizes = tuple((a, mesh.shape[a]) for a in mesh.axis_names)
     digests = [(axis, _digest(a, axis, dict(sizes))) for axis, a in chosen]
+    if tuned is not None:
+        digests += [
+            (line, certify(s, dict(sizes)).digest)
+            for line, (_, s) in zip(tuned.lines, tuned.choices)
+        ]
     digest = hashlib.sha256(f"{sizes} {digests}".encode()).hexdigest()[:16]
-    made = Plan(mesh, sizes, chosen, digest)
+    made = Plan(mesh, sizes, chosen, digest, tuned)
     for collective in made.collectives:
         made.certificate(collective)
     return made
@@ -238,6 +258,7 @@ def _read(text: str, mesh: Mesh | AbstractMesh, path: str) -> Plan:
     digests: dict[str, str] = {}
     meanings: dict[str, str] = {}
     sizes: dict[str, int] = {}
+    tuned: dict[str, list[str]] = {}
     try:
         for line in lines[1:]:
             word, rest = line.split(maxsplit=1)
@@ -247,19 +268,25 @@ def _read(text: str, mesh: Mesh | AbstractMesh, path: str) -> Plan:
                 left, source = rest.split(" = ", 1)
                 axis, digest = left.split()
                 chosen[axis], digests[axis] = source, digest
+            elif word == "tuned":
+                use, line = rest.split(maxsplit=1)
+                tuned.setdefault(use, []).append(line)
             elif word in COLLECTIVES:
                 meanings[word] = rest.removeprefix("= ")
             else:
                 raise ValueError(word)
         if set(meanings) != set(COLLECTIVES):
             raise ValueError("it ends too early")
-    except ValueError as e:
+        chosen_by_size = [Tuned(use, read_choices(own)) for use, own in tuned.items()]
+        if len(chosen_by_size) > 1:
+            raise ValueError("it is tuned for several uses")
+    except (ValueError, ScheduleError) as e:
         raise PlanError(f"{path} is damaged ({e}). Make the plan again.") from None
     now = {a: mesh.shape[a] for a in mesh.axis_names}
     if now != sizes:
         raise PlanError(f"{path} is for the mesh {_mesh(sizes)}, but this one is {_mesh(now)}.")
     try:
-        result = _make(mesh, chosen)
+        result = _make(mesh, chosen, *chosen_by_size)
     except CollcError as e:
         raise PlanError(f"{path}: its schedules cannot be used any more: {e}") from e
     for axis, own in result.algorithms:
@@ -282,16 +309,3 @@ def _read(text: str, mesh: Mesh | AbstractMesh, path: str) -> Plan:
 
 def _mesh(sizes: Mapping[str, int]) -> str:
     return " ".join(f"{axis}={n}" for axis, n in sizes.items())
-
-
-def _then(parts: Sequence[Schedule]) -> Schedule:
-    result = parts[0]
-    for part in parts[1:]:
-        result = result >> part
-    return result
-
-
-def _native(collective: str) -> Schedule:
-    found = algorithm("native").get(collective)
-    assert found is not None, collective
-    return found

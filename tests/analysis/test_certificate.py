@@ -109,9 +109,9 @@ def test_more_ranks_than_can_be_proved():
 
 
 def test_one_step_is_one_step():
-    assert "   1 step, 3 rounds, " in str(collc.verify(server.push, n=4))
+    assert "   1 step, 3 rounds, " in str(collc.verify(server.reduce, n=4))
     assert "   2 steps, 1 round" not in str(collc.verify(server.star, n=2))
-    assert "   1 step, 1 round, " in str(collc.verify(server.push, n=2))
+    assert "   1 step, 1 round, " in str(collc.verify(server.reduce, n=2))
 
 
 def test_a_certificate_in_one_line():

@@ -115,7 +115,7 @@ def test_no_mutant_of_a_composite_slips_through(text, mesh):
 
 def test_the_judge_notices():
     """A program that is wrong from the start does not pass as its own mutant."""
-    program = expand(zoo.one_shot, 3)
+    program = expand(modules()["allpairs"].one_shot, 3)
     short = replace(program, steps=(program.dense(program.steps[0]),))
     short = replace(short, steps=(replace(short.steps[0], **first_but_one(short.steps[0])),))
     with pytest.raises(AssertionError):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from collc.schedules import pairwise, ring, server, tree
+from collc.schedules import allpairs, halving, pairwise, ring, server, tree
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -280,7 +280,12 @@ def test_one_orbit_proves_what_all_chunks_prove(name, monkeypatch):
 
 
 def test_rings_and_pairwise_are_orbits():
-    for leaf in (ring.reduce_scatter, ring.all_gather, pairwise.all_to_all, zoo.direct):
+    for leaf in (
+        ring.reduce_scatter,
+        ring.all_gather,
+        pairwise.all_to_all,
+        allpairs.reduce_scatter,
+    ):
         assert expand(leaf, 6).orbit
     assert not expand(tree.reduce, 6).orbit
 
@@ -308,7 +313,7 @@ def test_masks_of_several_words(n, data):
     rest = [r for r in range(1, n) if r != gone]
     leaf = reduce_leaf(lambda n: iter([add(ALL, rest, 0)]))
     assert f"lacks the addend of rank {gone}." in refusal(leaf, n)
-    assert collc.verify(server.push, n=n).depth == n - 1
+    assert collc.verify(server.reduce, n=n).depth == n - 1
 
 
 def test_who_ends_with_the_same_bits():
@@ -320,18 +325,18 @@ def test_who_ends_with_the_same_bits():
         for schedule in (ring.all_reduce, tree.all_reduce, tree.double_all_reduce, server.star):
             assert found(schedule, n) == (True, True), (schedule, n)
         # Everyone adds up in an order of its own; two addends have but one, up to commutativity.
-        assert found(zoo.one_shot, n)[0] is (n <= 2)
+        assert found(allpairs.one_shot, n)[0] is (n <= 2)
         # Pairs exchange partial sums: the same tree at all, but not with the casts of a narrow wire.
-        assert found(zoo.doubling, n) == (True, n == 1)
-    assert found(zoo.one_shot, 2) == (True, False)
+        assert found(halving.recursive_doubling, n) == (True, n == 1)
+    assert found(allpairs.one_shot, 2) == (True, False)
 
 
 def test_a_composite_is_as_consistent_as_the_leaf_that_ends_it():
     inside = ring.reduce_scatter @ "gpu"
     back = ring.all_gather @ "gpu"
     for between, consistent in (
-        (zoo.one_shot, False),
-        (zoo.doubling, True),
+        (allpairs.one_shot, False),
+        (halving.recursive_doubling, True),
         (tree.all_reduce, True),
     ):
         certificate = collc.verify(inside >> between @ "host" >> back, host=4, gpu=2)
@@ -345,9 +350,9 @@ def test_a_composite_is_as_consistent_as_the_leaf_that_ends_it():
     [
         (ring.all_reduce, 8, 7),
         (ring.all_gather, 8, 0),
-        (server.push, 8, 7),
+        (server.reduce, 8, 7),
         (tree.reduce, 8, 5),
-        (zoo.doubling, 8, 3),
+        (halving.recursive_doubling, 8, 3),
         (pairwise.all_to_all, 8, 0),
     ],
 )

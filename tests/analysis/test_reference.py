@@ -32,7 +32,7 @@ def test_a_program_on_data(dtype, op):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_what_is_not_held_is_poisoned(dtype):
     """Rank 1's chunk 0 is not used, so it may hold anything; an unfinished one shows."""
-    program = flatten(parse("server.pull"), {"": 3})
+    program = flatten(parse("server.broadcast"), {"": 3})
     data = np.ones((3, 1), dtype)
     assert (run(program, data)[program.ends] == 1).all()
     cut = type(program)(program.name, program.kind, 3, 1, program.steps[:0])
@@ -45,7 +45,7 @@ def test_what_is_not_held_is_poisoned(dtype):
 
 def test_own_value_first_then_in_the_order_of_the_rounds():
     """1e8 + 1 - 1e8 in float32 tells the orders apart."""
-    program = flatten(parse("server.push"), {"": 4})
+    program = flatten(parse("server.reduce"), {"": 4})
     data = np.array([[1e8], [1], [-1e8], [1]], np.float32)
     assert run(program, data)[0, 0] == np.float32(1e8) + np.float32(1) - np.float32(1e8) + 1 == 1
 

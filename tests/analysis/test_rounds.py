@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collc.analysis.rounds import _bipartite, colours, rounds
+from collc.analysis.rounds import colouring, colours, rounds
 from collc.language.expand import expand
 from collc.language.ir import Program, Step, ranks
 from collc.language.parse import parse
@@ -55,11 +55,11 @@ def test_colours_are_proper_and_as_few_as_the_degree(case):
 
 
 @given(st.sets(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=200), st.randoms())
-def test_any_simple_bipartite_graph(edges, random):
+def test_any_simplecolouring_graph(edges, random):
     edges = sorted(edges)
     random.shuffle(edges)
     s, d = np.array(edges, np.int64).reshape(-1, 2).T
-    colour = _bipartite(s, d)
+    colour = colouring(s, d)
     assert_proper(s, d, colour)
     assert int(colour.max(initial=-1)) + 1 == degree(s, d)
 
@@ -86,7 +86,7 @@ def test_an_orbit_has_the_rounds_of_its_dense_form(name, n):
 
 
 def test_a_star_takes_turns_in_the_order_of_the_source():
-    program = expand(next(parse("server.push").leaves()), 5)
+    program = expand(next(parse("server.reduce").leaves()), 5)
     assert colours(program, program.steps[0]).tolist() == [0, 1, 2, 3]
     assert [r.sends.src.tolist() for r in rounds(program)] == [[1], [2], [3], [4]]
 

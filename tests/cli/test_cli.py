@@ -36,7 +36,7 @@ def test_list_says_what_each_schedule_does(cli):
 def test_list_prices_on_a_mesh(cli):
     rows = cells(cli("list", "--mesh", "gpu=8").stdout)
     assert rows["ring.all_reduce"][2:6] == ["14", "14", "7/4 S", "7/4 S"]
-    assert rows["server.push"][2:6] == ["1", "7", "S", "7 S"]
+    assert rows["server.reduce"][2:6] == ["1", "7", "S", "7 S"]
     assert rows["native.all_reduce"][2:6] == ["-"] * 4
 
 
@@ -78,7 +78,7 @@ def test_show_of_what_has_no_steps(cli):
 
 
 def test_show_names_ranks_as_relabelled(cli):
-    shown = cli("show", "server.push.relabel(shift=1)", "--mesh", "gpu=3")
+    shown = cli("show", "server.reduce.relabel(shift=1)", "--mesh", "gpu=3")
     assert "add c[0]  2 -> 1    add c[0]  0 -> 1" in shown.stdout
 
 

@@ -6,7 +6,7 @@ import pickle
 
 import numpy as np
 import pytest
-from collc.schedules import native, pairwise, ring, server, tree
+from collc.schedules import native, pairwise, rack, ring, server, tree
 
 from collc import language as cl
 from collc.errors import ScheduleError
@@ -215,8 +215,14 @@ def test_families():
     assert str(server.shards(4)) == "server.shards(4)"
     assert str(pairwise.two_level("host", "gpu")) == 'pairwise.two_level("host", "gpu")'
     assert repr(server.shards) == "<server.shards(...)>"
-    assert "takes integers and axis names, not 1.5" in refused(lambda: server.shards(1.5))
-    assert "takes integers and axis names, not True" in refused(lambda: server.shards(True))
+    for wrong in (1.5, True, (1, 1.5), None):
+        last = wrong[-1] if isinstance(wrong, tuple) else wrong
+        message = f"server.shards takes integers, axis names and tuples of those, not {last}"
+        assert message in refused(lambda wrong=wrong: server.shards(wrong))
+    assert str(ring.rings([0, 1], (np.int64(1), 0))) == "ring.rings((0, 1), (1, 0))"
+    assert str(ring.rings((0,))) == "ring.rings((0,))"
+    # One text means one schedule, also where its leaves have no names.
+    assert rack.all_reduce((0, 1)) == rack.all_reduce([0, 1])
     assert "server.shards(1, 2): " in refused(lambda: server.shards(1, 2))
     assert refused(lambda: server.shards(0)) == (
         "server.shards(0): @all_reduce: chunks is a positive integer, not 0"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from collc.schedules import pairwise, ring, server, tree
+from collc.schedules import halving, pairwise, ring, server, tree
 
 import collc
 from collc import language as cl
@@ -294,7 +294,7 @@ def test_n_is_one():
         ring.all_gather,
         tree.reduce,
         pairwise.all_to_all,
-        server.push,
+        server.reduce,
     ):
         assert expand(leaf, 1).steps == ()
 
@@ -343,10 +343,10 @@ def test_the_dual_of_a_ring():
 
 
 def test_a_copy_becomes_an_add_and_a_last_use_a_copy():
-    assert edges(dual(expand(server.push, 3))) == [[("copy", 0, 0, 1), ("copy", 0, 0, 2)]]
-    assert edges(dual(expand(server.pull, 3))) == [[("add", 0, 1, 0), ("add", 0, 2, 0)]]
+    assert edges(dual(expand(server.reduce, 3))) == [[("copy", 0, 0, 1), ("copy", 0, 0, 2)]]
+    assert edges(dual(expand(server.broadcast, 3))) == [[("add", 0, 1, 0), ("add", 0, 2, 0)]]
     # Both partners still need what they sent: adds stay adds. Flipping all would be wrong.
-    doubling = expand(zoo.doubling, 4)
+    doubling = expand(halving.recursive_doubling, 4)
     assert {verb for step in edges(dual(doubling)) for verb, *_ in step} == {"add"}
     # Back from r + t to r is distance n - t, and the last step comes first.
     assert edges(dual(expand(pairwise.all_to_all, 3))) == edges(expand(pairwise.all_to_all, 3))

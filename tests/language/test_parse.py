@@ -73,7 +73,9 @@ def test_meaning():
         ("tree.levels", "there is no schedule 'tree.levels'"),
         ("server.shards", "server.shards has parameters: server.shards(...)"),
         ("server.shards()", "server.shards():"),
-        ("server.shards(1.5)", "parameters are integers and axis names"),
+        ("server.shards(1.5)", "takes integers, axis names and tuples of those, not 1.5"),
+        ("ring.rings((0, 1.5))", "takes integers, axis names and tuples of those, not 1.5"),
+        ("ring.rings((0, n))", "expected a literal"),
         (
             "server.shards(n)",
             "cannot read 'n' in the schedule 'server.shards(n)': expected a literal",

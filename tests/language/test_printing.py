@@ -1,20 +1,39 @@
 """Golden prints: the shortest true thing, for every schedule of the library."""
 
 import math
-from pathlib import Path
 
 import pytest
-from collc.schedules import pairwise, ring, server, tree
+from collc.schedules import allpairs, pairwise, ring, server, tree
 
 import collc
 from collc.language import printing
 from collc.language.expand import expand
-from collc.language.library import load
+from collc.language.library import modules
 from collc.language.parse import parse
 
-zoo = load(Path(__file__).parents[1] / "zoo.py")
 PRINTS = {
-    "ring": [("ring.all_reduce @ gpu", {"gpu": 4}), ("ring.all_reduce @ gpu", {"gpu": 5})],
+    "ring": [
+        ("ring.all_reduce @ gpu", {"gpu": 4}),
+        ("ring.all_reduce @ gpu", {"gpu": 5}),
+        ("ring.two_way_all_reduce @ gpu", {"gpu": 4}),
+        ("ring.rings((0, 1, 2, 3), (0, 2, 1, 3)) @ gpu", {"gpu": 4}),
+    ],
+    "allpairs": [("allpairs.one_shot @ gpu", {"gpu": 4}), ("allpairs.two_shot @ gpu", {"gpu": 3})],
+    "binomial": [("binomial.all_reduce @ gpu", {"gpu": 8}), ("binomial.reduce @ gpu", {"gpu": 6})],
+    "bruck": [("bruck.all_to_all @ gpu", {"gpu": 4}), ("bruck.all_to_all @ gpu", {"gpu": 5})],
+    "chain": [("chain.all_reduce @ gpu", {"gpu": 4})],
+    "halving": [
+        ("halving.all_reduce @ gpu", {"gpu": 4}),
+        ("halving.all_reduce @ gpu", {"gpu": 5}),
+        ("halving.recursive_doubling @ gpu", {"gpu": 4}),
+        ("halving.recursive_doubling @ gpu", {"gpu": 5}),
+    ],
+    "pat": [("pat.all_reduce @ gpu", {"gpu": 8}), ("pat.all_gather @ gpu", {"gpu": 5})],
+    "rack": [("rack.all_reduce((0, 2, 4), (1, 3)) @ gpu", {"gpu": 5})],
+    "torus": [
+        ('torus("x", "y")', {"x": 3, "y": 2}),
+        ('torus("x", "y", "z")', {"x": 2, "y": 2, "z": 2}),
+    ],
     "tree": [
         ("tree.all_reduce @ gpu", {"gpu": 4}),
         ("tree.all_reduce @ gpu", {"gpu": 7}),
@@ -23,6 +42,8 @@ PRINTS = {
     ],
     "server": [
         ("server.star @ gpu", {"gpu": 4}),
+        ("server.scatter @ gpu", {"gpu": 4}),
+        ("server.gather @ gpu", {"gpu": 4}),
         ("server.shards(2) @ gpu", {"gpu": 4}),
         ("server.shards(4) @ gpu", {"gpu": 4}),
     ],
@@ -30,19 +51,27 @@ PRINTS = {
         ("pairwise.all_to_all @ gpu", {"gpu": 4}),
         ('pairwise.two_level("host", "gpu")', {"host": 2, "gpu": 3}),
     ],
-    "hierarchical": [('hierarchical("host", "gpu")', {"host": 4, "gpu": 4})],
+    "hierarchical": [
+        ('hierarchical("host", "gpu")', {"host": 4, "gpu": 4}),
+        ('hierarchical("pod", "host", "gpu")', {"pod": 2, "host": 2, "gpu": 2}),
+    ],
     "native": [
         ("native.all_reduce @ gpu", {"gpu": 4}),
+        ("native.all_reduce @ (host, gpu)", {"host": 2, "gpu": 4}),
         ("ring.reduce_scatter @ gpu >> native.all_reduce @ host >> ring.all_gather @ gpu",
          {"host": 2, "gpu": 4}),
     ],
     "operators": [
-        ("(ring.reduce_scatter @ x >> ring.all_reduce @ y >> ring.all_gather @ x"
-         " | ring.reduce_scatter @ y >> ring.all_reduce @ x >> ring.all_gather @ y)",
+        ("(ring.reduce_scatter @ x >> tree.all_reduce @ y >> ring.all_gather @ x"
+         " | ring.reduce_scatter @ y >> tree.all_reduce @ x >> ring.all_gather @ y)",
          {"x": 2, "y": 2}),
         ("ring.all_reduce.relabel(shift=1).reversed() @ (x, y)", {"x": 2, "y": 2}),
     ],
 }  # fmt: skip
+
+
+def test_every_module_has_its_prints():
+    assert {*modules()} <= PRINTS.keys()
 
 
 @pytest.mark.parametrize("name", PRINTS)
@@ -71,8 +100,8 @@ def test_relative_where_all_do_the_same():
         "   0  copy c[g, g+1]  g -> g+1",
         "   1  copy c[g, g-1]  g -> g-1",
     ]
-    assert printing.lines(expand(zoo.direct, 3)) == [
-        "   0  add c[g-1]  g -> g-1    add c[g+1]  g -> g+1"
+    assert printing.lines(expand(allpairs.reduce_scatter, 3)) == [
+        "   0  add c[g+1]  g -> g+1    add c[g-1]  g -> g-1"
     ]
 
 
@@ -86,7 +115,7 @@ def test_edges_elsewhere():
 
 
 def test_long_steps_are_cut():
-    (line,) = printing.lines(expand(server.push, 100))
+    (line,) = printing.lines(expand(server.reduce, 100))
     assert line.endswith("add c[0]  16 -> 0    ... 83 more")
 
 

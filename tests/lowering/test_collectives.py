@@ -257,9 +257,9 @@ class lax_of_trees:
         (BC, {"x": N}, "x"),
         ("tree.broadcast.relabel(shift=1) @ x", {"x": N}, "x"),
         ("native.broadcast.relabel(order=(2, 0, 1, 3)) @ x", {"x": N}, "x"),
-        ("server.pull @ a >> tree.broadcast @ b", {"a": 2, "b": 3}, "ab"),
+        ("server.broadcast @ a >> tree.broadcast @ b", {"a": 2, "b": 3}, "ab"),
         ("tree.broadcast @ (b, a)", {"a": 2, "b": 3}, "ba"),
-        ("(tree.broadcast | server.pull) @ b >> native.broadcast @ a", {"a": 3, "b": 2}, "ab"),
+        ("(tree.broadcast | server.broadcast) @ b >> native.broadcast @ a", {"a": 3, "b": 2}, "ab"),
     ],
 )
 def test_pbroadcast_from_every_source(text, sizes, order):

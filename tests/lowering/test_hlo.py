@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from collc.schedules import allpairs, bruck, halving, server
 from jax import lax
 
 import collc
@@ -94,13 +95,21 @@ def test_rounds_and_bytes(name, sizes):
 
 
 @pytest.mark.parametrize(
-    "name", ["zoo.one_shot", "zoo.doubling", "zoo.direct", "zoo.chain", "zoo.gather"]
+    "schedule",
+    [
+        allpairs.one_shot,
+        allpairs.reduce_scatter,
+        bruck.all_to_all,
+        halving.recursive_doubling,
+        server.gather,
+        zoo.chain,
+    ],
+    ids=str,
 )
 @pytest.mark.parametrize("n", [8, 5])
-def test_rounds_of_other_shapes_of_step(name, n):
-    schedule = getattr(zoo, name[4:]) @ "x"
-    found = parse_hlo(of(schedule, {"x": n}, 240))
-    assert count(found) == {"collective-permute": verify(schedule, x=n).rounds}
+def test_rounds_of_other_shapes_of_step(schedule, n):
+    found = parse_hlo(of(schedule @ "x", {"x": n}, 240))
+    assert count(found) == {"collective-permute": verify(schedule, n=n).rounds}
 
 
 @pytest.mark.parametrize("n", [8, 5])

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 import collc
 from collc.errors import MeshError, PlanError
 from collc.language.library import load
-from collc.planning.plan import COLLECTIVES
+from collc.planning.compose import COLLECTIVES
 
 RING = """
 from collc import language as cl

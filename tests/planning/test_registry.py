@@ -28,8 +28,10 @@ def test_a_module_is_all_that_it_has():
     assert forms("tree")["all_reduce"] == "tree.all_reduce"
     # None bears the name here: the first of its kind.
     assert forms("server") == {
-        "reduce": "server.push",
-        "broadcast": "server.pull",
+        "reduce": "server.reduce",
+        "broadcast": "server.broadcast",
+        "scatter": "server.scatter",
+        "gather": "server.gather",
         "all_reduce": "server.star",
     }
 

@@ -1,0 +1,198 @@
+"""A tuned plan against psum and against every single schedule, at sizes that its sweep did not try.
+
+    python benchmarks/auto.py            prints the report and writes it to reports/auto.md
+    python benchmarks/auto.py --print    prints it only
+
+A process for each number of devices, with an empty cache: it makes ``collc.plan(mesh, "auto")`` for
+each use of the buffer, which sweeps, and then compares. All take turns, call by call; a figure is
+the median over the turns of the plan's time to another's.
+"""
+
+import json
+import re
+import sys
+import tempfile
+import time
+from typing import Any
+
+import common
+
+DEVICES = (8, 16)
+# Bytes per device, and none of the sweep's own.
+SIZES = (6 << 10, 16 << 10, 96 << 10, 512 << 10, 1 << 20, 4 << 20, 15 << 20)
+LARGE = 4 << 20
+HOPELESS = 1.5  # of the best one's time in the first turns: compared no further
+
+
+def operations(compiled: Any) -> list[str]:
+    """The optimised program, instruction by instruction, without names and places."""
+    found = re.findall(r"= (\S+) ([\w-]+)\(", compiled.as_text())
+    return sorted(f"{op} {shape}" for shape, op in found)
+
+
+def library() -> dict[str, Any]:
+    """Every all-reduce for one axis that the library has and that leaves replicas equal."""
+    from collc.analysis.certificate import verify
+    from collc.language.algebra import Schedule
+    from collc.language.library import contents, modules
+
+    return {
+        str(value): value
+        for module in modules().values()
+        for value in contents(module).values()
+        if isinstance(value, Schedule) and not value.axes and value.collective
+        and value.collective.name == "all_reduce" and verify(value, n=8).consistent is not False
+    }  # fmt: skip
+
+
+def measure(devices: int, iterations: int) -> dict[str, Any]:
+    """The medians of one process: for each use and size, the plan's choice and its ratios."""
+    import os
+
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    import collc
+    from collc.planning.tune import SIZES as SWEPT
+    from collc.receipts.timing import USES, Repeated, compiled, in_turns, per_device, ratio
+
+    assert not set(SIZES) & set(SWEPT)
+    mesh = jax.make_mesh((devices,), ("gpu",))
+    single = {name: schedule @ "gpu" for name, schedule in library().items()}
+    rows, sweeps = [], {}
+    with tempfile.TemporaryDirectory() as empty:
+        os.environ["COLLC_CACHE"] = empty
+        for use in USES:
+            began = time.perf_counter()
+            plan = collc.plan(mesh, "auto", use=use)
+            sweeps[use] = time.perf_counter() - began
+            for size in SIZES:
+                count = devices * size // 4
+                make = jax.jit(
+                    lambda count=count: jnp.zeros(count, jnp.float32),
+                    out_shardings=NamedSharding(mesh, PartitionSpec("gpu")),
+                )
+                x, donated = make(), use == "donated"
+                chosen = plan.schedule("all_reduce", size=size)
+                functions = {
+                    "auto": compiled(per_device("all_reduce", plan), mesh, x, use),
+                    "psum": compiled(per_device("all_reduce", ("gpu",)), mesh, x, use),
+                }
+                same = operations(functions["auto"]) == operations(functions["psum"])
+                for name, schedule in single.items():
+                    functions[name] = compiled(per_device("all_reduce", schedule), mesh, x, use)
+                calls = {
+                    name: Repeated(f, make() if donated else x, donated)
+                    for name, f in functions.items()
+                }
+                first = {name: float(np.median(t)) for name, t in in_turns(calls, 3).items()}
+                bar = HOPELESS * min(first.values())
+                kept = {
+                    name: call
+                    for name, call in calls.items()
+                    if name in ("auto", "psum") or first[name] <= bar
+                }
+                seconds = in_turns(kept, iterations * (3 if size < 1 << 20 else 1))
+                ratios = {
+                    name: ratio(seconds["auto"], theirs)
+                    for name, theirs in seconds.items()
+                    if name != "auto"
+                }
+                best = max((n for n in ratios if n != "psum"), key=ratios.__getitem__, default="")
+                rows.append(
+                    {
+                        "use": use,
+                        "size": size,
+                        "chosen": str(chosen),
+                        "same": same,
+                        "ms": 1000 * float(np.median(seconds["auto"])),
+                        "psum": ratios["psum"],
+                        "best": best,
+                        "to_best": ratios.get(best, float("nan")),
+                    }
+                )
+                print(devices, rows[-1], file=sys.stderr)
+    return {"rows": rows, "sweeps": sweeps, "singles": len(single)}
+
+
+def shown(size: int) -> str:
+    return f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"
+
+
+def native(row: dict[str, Any]) -> bool:
+    return row["chosen"].startswith("native.all_reduce")
+
+
+def promises(rows: list[dict[str, Any]]) -> list[tuple[str, float, float]]:
+    """(what, measured, at most) for one number of devices."""
+    donated = [r["psum"] for r in rows if r["use"] == "donated" and r["size"] >= LARGE]
+    return [
+        *(
+            (f"{use}: to psum, largest", max(r["psum"] for r in rows if r["use"] == use), 1.05)
+            for use in dict.fromkeys(r["use"] for r in rows)
+        ),
+        ("to the best single schedule, largest", max(r["to_best"] for r in rows), 1.05),
+        ("donated from 4 MiB: to psum, largest", max(donated), 0.7),
+        ("chosen native, but another HLO", float(sum(native(r) and not r["same"] for r in rows)), 0.0),
+    ]  # fmt: skip
+
+
+def report(found: dict[int, dict[str, Any]]) -> list[str]:
+    judged = [
+        [what, devices, measured, limit, common.verdict(measured, limit)]
+        for devices, part in found.items()
+        for what, measured, limit in promises(part["rows"])
+    ]
+    every = [
+        [
+            devices, shown(r["size"]), r["use"],
+            "native" if native(r) else r["chosen"].removesuffix(" @ gpu"),
+            ("same" if r["same"] else "OTHER") if native(r) else "-",
+            r["ms"], r["psum"], r["to_best"], r["best"],
+        ]
+        for devices, part in found.items()
+        for r in part["rows"]
+    ]  # fmt: skip
+    sweeps = [
+        [devices, use, seconds]
+        for devices, part in found.items()
+        for use, seconds in part["sweeps"].items()
+    ]
+    return [
+        *common.prose(
+            '`collc.plan(mesh, "auto", use=...)`, tuned in this process for each use of the buffer,',
+            "against `jax.lax.psum` and against each of the library's",
+            f"{next(iter(found.values()))['singles']} all-reduces for one axis, float32 on virtual CPU",
+            "devices, at sizes that the sweep did not try. All take turns, call by call; a ratio is the",
+            "median over the turns of the plan's time to the other's. *Best*: the single schedule with",
+            "the largest ratio, of those that were not hopeless in the first turns.",
+        ),
+        "",
+        *common.table(["promise", "devices", "measured", "at most", ""], judged),
+        "",
+        "## The sweeps",
+        "",
+        *common.table(["devices", "use", "seconds"], sweeps),
+        "",
+        "## Every size",
+        "",
+        *common.table(
+            ["devices", "per device", "use", "chosen", "HLO", "ms", "to psum", "to best", "best"],
+            every,
+        ),
+    ]
+
+
+def main() -> None:
+    given = common.parser(__doc__, iterations=21).parse_args()
+    if given.part:
+        print(json.dumps(measure(int(given.part), given.iterations)))
+        return
+    found = {n: common.part(n, n, "--iterations", given.iterations) for n in DEVICES}
+    common.publish("auto", "A tuned plan against psum", ["jax", "jaxlib"], report(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""What all passes share."""
+
+from collc.analysis import cache
+from collc.analysis.proof import prove
+from collc.errors import ScheduleError
+from collc.language.algebra import Pass
+from collc.language.foreign import shown
+from collc.language.ir import Ints, Program, Step, integer
+
+
+class Proved(Pass):
+    """A pass that proves what it is given, and what it makes of it."""
+
+    def __call__(self, program: Program) -> Program:
+        """The program rewritten. Raises ScheduleError where that cannot be, and ProofError."""
+        cache.proof(program, prove)
+        made = self.rewrite(program)
+        cache.proof(made, prove)
+        return made
+
+    def rewrite(self, program: Program) -> Program:
+        raise NotImplementedError
+
+    def refuse(self, program: Program, why: str) -> ScheduleError:
+        return ScheduleError(f"{self} cannot apply to {program.name} (n = {program.n}): {why}")
+
+
+def positive(by: Pass, value: object, name: str) -> None:
+    """Raises ScheduleError where a pass's parameter is no positive integer."""
+    if (integer(value) or 0) < 1:
+        raise ScheduleError(
+            f"{type(by).__name__}: {name} is a positive integer, not {shown(value)}"
+        )
+
+
+def cells_of(program: Program, step: Step) -> tuple[Ints, Ints]:
+    """The (rank, cell) that each send of a dense step reads, and the one that it writes."""
+    return step.src * program.cells + step.chunk, step.dst * program.cells + step.chunk

@@ -1,0 +1,131 @@
+"""The terms of nccl-tests: sizes and how they are swept, bus bandwidth, dtypes. Loads no jax."""
+
+import math
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+
+from collc.errors import DataError, nearest
+
+COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
+# Those whose buffer is cut in a chunk for each rank, so that ranks have to be numbered alike.
+CUT = ("reduce_scatter", "all_gather", "all_to_all")
+RESHAPED = ("reduce_scatter", "all_gather")  # an output of another shape takes no input's place
+UNITS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+MOST_SIZES = 1000
+
+# Bytes of an element, by jax's names and, where they differ, those of nccl-tests.
+DTYPES = {
+    "float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1,
+    "int32": 4, "uint32": 4, "int64": 8, "uint64": 8,
+}  # fmt: skip
+ALIASES = {"float": "float32", "double": "float64", "half": "float16"}
+
+
+def parse_dtype(text: str) -> str:
+    """The name that jax has for a dtype of nccl-tests. Raises DataError.
+
+    >>> parse_dtype("half")
+    'float16'
+    """
+    name = ALIASES.get(text, text)
+    if name not in DTYPES:
+        raise DataError(f"bench has no dtype {text!r}. {nearest(text, [*DTYPES, *ALIASES])}")
+    return name
+
+
+def parse_size(text: str) -> int:
+    """Bytes, with K, M, G or T for powers of 1024, as in nccl-tests. Raises DataError.
+
+    >>> parse_size("4K"), parse_size("1.5M"), parse_size("1MiB"), parse_size("100")
+    (4096, 1572864, 1048576, 100)
+    """
+    found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)\s*([KMGT]?)(iB|B)?", text.strip(), re.I)
+    if not found:
+        raise DataError(f"{text!r} is no size. Write bytes as 4096, 4K, 4KiB or 1.5M.")
+    number, unit, ending = found[1], found[2].upper(), (found[3] or "").lower()
+    if unit and ending == "b":
+        raise DataError(
+            f"{text!r} means powers of 1000 to some and of 1024 to others. Write {number}{unit} or "
+            f"{number}{unit}iB for the latter."
+        )
+    size = Fraction(number) * 1024 ** UNITS[unit]
+    if size.denominator > 1 or size < 1:
+        raise DataError(f"{text!r} is {float(size):g} bytes. Give a whole number, 1 or more.")
+    return int(size)
+
+
+def show_size(size: int) -> str:
+    """The size as ``parse_size`` reads it, as short as can be.
+
+    >>> show_size(4096), show_size(1 << 20), show_size(1500)
+    ('4K', '1M', '1500')
+    """
+    for unit, power in reversed(UNITS.items()):
+        if size and size % 1024**power == 0:
+            return f"{size // 1024**power}{unit}"
+    return str(size)
+
+
+def swept(begin: int, end: int, factor: float = 4, step: int | None = None) -> list[int]:
+    """The sizes from ``begin`` to at most ``end`` bytes, each ``factor`` times the last, or ``step``
+    bytes more. Raises DataError."""
+    if begin > end:
+        raise DataError(
+            f"the sizes begin at {show_size(begin)} and end at {show_size(end)}, which is less. "
+            f"End at {show_size(begin)} or more."
+        )
+    if step is None and not 1 < factor < math.inf:
+        raise DataError(
+            f"the factor between sizes is {factor:g}. Give one above 1; for a single size "
+            "begin and end with it."
+        )
+    if step is not None and step < 1:
+        raise DataError(f"the step between sizes is {step} bytes. Give 1 or more.")
+    sizes, size = [], begin
+    while size <= end:
+        sizes.append(size)
+        if len(sizes) > MOST_SIZES:
+            raise DataError(
+                f"there are more than {MOST_SIZES} sizes from {show_size(begin)} to "
+                f"{show_size(end)}. Take a larger factor or step."
+            )
+        size = max(size + 1, int(size * factor)) if step is None else size + step
+    return sizes
+
+
+def counts(collective: str, sizes: Sequence[int], n: int, dtype: str) -> list[int]:
+    """Elements of S for each size, rounded down to what fits; those that come out equal once.
+
+    S is what nccl-tests calls size: the whole array, n chunks where the collective cuts it. Raises
+    DataError where a size holds nothing.
+    """
+    whole = n if collective in CUT else 1
+    least = whole * DTYPES[dtype]
+    found: dict[int, None] = {}
+    for size in sizes:
+        if size < least:
+            each = f" for each of {n} ranks" if whole > 1 else ""
+            raise DataError(
+                f"{show_size(size)} bytes do not hold one {dtype}{each}. Begin at {least} or more."
+            )
+        found[size // least * whole] = None
+    return list(found)
+
+
+def lengths(collective: str, count: int, n: int) -> tuple[int, int]:
+    """Elements of a rank's input and output, where S has ``count`` elements."""
+    before = count // n if collective == "all_gather" else count
+    after = count // n if collective == "reduce_scatter" else count
+    return before, after
+
+
+def bus_factor(collective: str, n: int) -> Fraction:
+    """busbw over algbw: what the busiest link has to carry of S, as nccl-tests has it.
+
+    >>> str(bus_factor("all_reduce", 4)), str(bus_factor("all_gather", 4))
+    ('3/2', '3/4')
+    """
+    if collective == "broadcast":
+        return Fraction(1)
+    return Fraction((2 if collective == "all_reduce" else 1) * (n - 1), n)

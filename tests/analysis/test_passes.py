@@ -1,0 +1,255 @@
+"""Passes: what they make is proved, moves the same bytes, and has the shape that they promise."""
+
+import pickle
+from collections import Counter
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from collc.schedules import allpairs, binomial, chain, halving, pairwise, ring, server, tree
+from hypothesis import given
+from hypothesis import strategies as st
+
+import collc
+from collc import language as cl
+from collc.analysis import reference
+from collc.analysis.passes import Coalesce, Pipeline, Relabel, Roll, Rounds
+from collc.analysis.proof import prove
+from collc.analysis.relative import rolled
+from collc.errors import ProofError, ScheduleError
+from collc.language.ir import Program, Step, add, copy
+from collc.language.library import contents, modules
+from collc.language.states import KINDS
+
+LEAVES = {
+    leaf.name: leaf
+    for module in modules().values()
+    for leaf in vars(module).values()
+    if hasattr(leaf, "leaves") and getattr(leaf, "steps", None) is not None
+}
+SLICED = ["tree.reduce", "tree.double_all_reduce", "chain.reduce", "binomial.reduce"]
+TREES = [tree.all_reduce, tree.double_all_reduce, chain.all_reduce, binomial.all_reduce]
+
+
+def at_once(step: Step) -> int:
+    """The most partners that a rank sends to, or receives from, in a step."""
+    pairs = np.unique(np.stack([step.src, step.dst]), axis=1)
+    return max(np.unique(end, return_counts=True)[1].max() for end in pairs)
+
+
+def sends(program: Program) -> Counter[tuple[bool, int, int, int]]:
+    """Every send of the program, whenever it happens."""
+    return Counter(
+        each
+        for s in program.dense_steps()
+        for each in zip(s.add.tolist(), s.chunk.tolist(), s.src.tolist(), s.dst.tolist())
+    )
+
+
+@given(st.sampled_from(sorted(LEAVES)), st.integers(1, 12), st.integers(1, 3))
+def test_rounds(name, n, ports):
+    """The same sends, at most ``ports`` partners at once; refused only where a step is an exchange."""
+    program = LEAVES[name].program(n)
+    try:
+        made = Rounds(ports)(program)
+    except ScheduleError as e:
+        assert "Only one step can read all before it writes any" in str(e)
+        assert name == "allpairs.one_shot" and n > 2
+        return
+    assert sends(made) == sends(program)
+    assert all(at_once(step) <= ports for step in made.dense_steps())
+    assert prove(made).rounds == prove(program).rounds
+
+
+def test_rounds_reads_a_cell_before_it_is_written():
+    """Rank 1 passes on its sum and takes in the next one in the same step: it has to send first."""
+
+    @cl.reduce(chunks=1)
+    def late(n):
+        yield add(0, 3, 2), add(0, 4, 1)
+        yield add(0, 2, 1), add(0, 1, 0)
+        yield add(0, 1, 0)
+
+    @cl.all_reduce(chunks=2)
+    def handed_on(n):
+        yield add(0, 1, 0), add(1, 1, 0)
+        yield copy(0, 0, 1), copy(1, 0, 1)
+
+    with pytest.raises(ProofError):  # rank 1's sum arrives twice
+        Rounds()(late.program(5))
+    made = Rounds()(handed_on.program(2))
+    assert [s.size for s in made.steps] == [2, 2]
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 8])
+def test_coalesce_undoes_rounds(n):
+    """A gather's messages are apart; those of a reduce meet in one cell, so they stay."""
+    program = server.gather.program(n)
+    if n > 2:
+        assert sends(Coalesce()(Rounds()(program))) == sends(program)
+        assert len(Coalesce()(Rounds()(program)).steps) == 1
+        with pytest.raises(ScheduleError, match="every step needs what the one before it brings"):
+            Coalesce()(Rounds()(server.reduce.program(n)))
+
+
+@given(st.sampled_from(SLICED), st.integers(1, 20), st.integers(1, 5), st.booleans())
+def test_pipeline(name, n, k, turned):
+    """T + p(k - 1) steps, less the idle ones; one message for a rank in each, and not a byte more."""
+    leaf = collc.parse(name)
+    program = next((leaf.reversed() if turned else leaf).leaves()).program(n)
+    made, long = Pipeline(k)(program), Pipeline(30)(program)
+    busiest = 0
+    pairs = [np.unique(np.stack([s.src, s.dst]), axis=1) for s in program.dense_steps()]
+    if pairs:
+        src, dst = np.concatenate(pairs, axis=1)
+        busiest = max(np.bincount(src).max(), np.bincount(dst).max())
+    slice_takes = len(long.steps) - busiest * 29  # so many slices leave no step idle
+    assert len(made.steps) <= slice_takes + busiest * (k - 1)
+    assert slice_takes <= busiest * max(1, len(program.steps))
+    assert all(at_once(step) == 1 for step in made.dense_steps())
+    before, after = prove(program), prove(made)
+    assert [Fraction(x) * after.chunk for x in after.sent] == [
+        x * before.chunk for x in before.sent
+    ]
+    assert after.depth <= before.depth and after.consistent and after.narrow
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 7, 8, 16, 33, 64])
+@pytest.mark.parametrize("k", [1, 2, 4, 16])
+def test_what_slices_cost(n, k):
+    """FORMULAS: a chain n + k - 2 each way, a double tree no more than 2(2 lg n + 2k - 1)."""
+    lg = (n - 1).bit_length()
+    assert collc.verify(chain.all_reduce.through(Pipeline(k)), n=n).steps == 2 * (n + k - 2)
+    double = collc.verify(tree.double_all_reduce.through(Pipeline(k)), n=n)
+    assert double.steps == double.rounds <= 2 * (2 * lg + 2 * k - 1)
+    assert double.sent == collc.verify(tree.double_all_reduce, n=n).sent <= 2
+
+
+@pytest.mark.parametrize("n", range(1, 10))
+def test_roll(n):
+    made = rolled(ring.all_gather.program(n))
+    assert made.loops == ((range(n - 1),) if n > 2 else ())
+    assert made.digest == ring.all_gather.program(n).digest
+    assert Roll()(ring.reduce_scatter.program(n)).loops == made.loops
+
+
+def test_relabel():
+    by = Relabel(order=(0, 2, 1, 3))
+    assert by(ring.all_gather.program(4)).digest != ring.all_gather.program(4).digest
+    assert ring.all_reduce.through(by) == ring.all_reduce.relabel(order=(0, 2, 1, 3))
+    assert (
+        str(ring.all_gather.through(Relabel(shift=1)).normal) == "ring.all_gather.relabel(shift=1)"
+    )
+    assert (str(by), repr(by)) == ("Relabel(order=(0, 2, 1, 3))",) * 2
+
+
+@given(st.lists(st.sampled_from("abc"), min_size=1, max_size=12))
+def test_a_ring_that_follows_the_hosts_leaves_each_once(hosts):
+    program = Relabel.grouped(tuple(hosts))(ring.all_gather.program(len(hosts)))
+    groups = len(set(hosts))
+    for step in program.dense_steps():
+        across = sum(hosts[s] != hosts[d] for s, d in zip(step.src.tolist(), step.dst.tolist()))
+        assert across == (groups if groups > 1 else 0)
+
+
+def test_what_cannot_apply_says_why():
+    for by, program, why in (
+        (
+            Rounds(),
+            allpairs.one_shot.program(3),
+            "in step 0 rank 0 sends chunk 0 in several rounds",
+        ),
+        (Roll(), pairwise.all_to_all.program(4), "no two steps in a row send on"),
+        (Roll(), tree.reduce.program(8), "its ranks do different things"),
+        (Pipeline(2), ring.all_gather.program(4), "chunk c of its all_gather belongs to rank c"),
+        (
+            Pipeline(2),
+            halving.recursive_doubling.program(4),
+            "in step 0 rank 0 sends chunk 0 and receives into it",
+        ),
+        (Coalesce(), chain.reduce.program(4), "every step needs what the one before it brings"),
+    ):
+        with pytest.raises(ScheduleError) as e:
+            by(program)
+        assert str(e.value).startswith(
+            f"{by} cannot apply to {program.name} (n = {program.n}): {why}"
+        )
+    for wrong in (0, -1, 1.5, True, "2", None):
+        with pytest.raises(ScheduleError, match=r"k is a positive integer, not"):
+            Pipeline(wrong)
+        with pytest.raises(ScheduleError, match=r"ports is a positive integer, not"):
+            Rounds(wrong)
+    with pytest.raises(
+        ScheduleError, match=r"XLA's own collective: it has no steps for Pipeline\(2\)"
+    ):
+        str((collc.parse("native.all_reduce").through(Pipeline(2)) @ "x").normal)
+    with pytest.raises(ScheduleError, match="through takes passes, such as Pipeline"):
+        ring.all_reduce.through(4)  # type: ignore[arg-type]
+    for text, why in (
+        ("tree.reduce.through(Pipelin(2))", "no pass 'Pipelin'. Did you mean Pipeline?"),
+        ("tree.reduce.through(Pipeline())", "missing 1 required positional argument: 'k'"),
+        ("tree.reduce.through(4)", "through(...) takes passes, such as Pipeline(4)"),
+        ("tree.reduce.through(Pipeline(k=x))", "expected a literal"),
+    ):
+        with pytest.raises(ScheduleError) as e:
+            collc.parse(text)
+        assert str(e.value).endswith(why)
+
+
+def test_the_given_program_is_proved_too():
+    """What is wrong before a pass is not made right, or hidden, by it."""
+    whole = chain.reduce.program(4)
+    broken = Program("broken", KINDS["reduce"], 4, 1, whole.steps[1:])
+    for by in (Rounds(), Coalesce(), Pipeline(2), Roll(), Relabel(shift=1)):
+        with pytest.raises(ProofError, match="broken"):
+            by(broken)
+
+
+STAGGERED = [
+    "(ring.reduce_scatter @ a >> tree.all_reduce @ b >> ring.all_gather @ a).through(Pipeline(3))",
+    "(halving.reduce_scatter @ b >> server.shards(2) @ a >> pat.all_gather @ b).through(Pipeline(2))",
+    "(tree.double_all_reduce @ a >> chain.all_reduce @ b).through(Pipeline(4))",
+    'torus("a", "b").through(Pipeline(2))',
+    "((ring.reduce_scatter @ a >> tree.all_reduce @ b).through(Pipeline(2)) >> ring.all_gather @ a)",
+    'hierarchical("a", "b").reversed().through(Pipeline(2))',
+]
+
+
+@pytest.mark.parametrize("text", STAGGERED)
+@pytest.mark.parametrize("sizes", [{"a": 2, "b": 2}, {"a": 3, "b": 2}, {"a": 2, "b": 4}])
+def test_a_chain_in_slices_agrees_with_the_whole_expansion(text, sizes):
+    schedule = collc.parse(text)
+    certificate = collc.verify(schedule, **sizes)
+    found = prove(reference.flatten(schedule, sizes))
+    assert certificate.steps == found.steps
+    assert certificate.sent == max(found.sent) * found.chunk
+    assert certificate.received == max(found.received) * found.chunk
+    assert certificate.consistent is found.consistent
+
+
+@pytest.mark.parametrize("text", STAGGERED)
+def test_text(text):
+    schedule = collc.parse(text)
+    assert collc.parse(str(schedule)) == schedule == pickle.loads(pickle.dumps(schedule))
+    assert collc.parse(str(schedule.normal)) == schedule
+    assert schedule.reversed().reversed() == schedule
+
+
+def test_slices_are_told_apart():
+    base = "(ring.reduce_scatter @ a >> tree.all_reduce @ b >> ring.all_gather @ a)"
+    plain, two, three = (
+        collc.parse(base + by) for by in ("", ".through(Pipeline(2))", ".through(Pipeline(3))")
+    )
+    beside = collc.parse(f"{base} | {base}")
+    assert len({plain, two, three, beside}) == 4
+    digests = {collc.verify(s, a=2, b=2).digest for s in (plain, two, three, beside)}
+    assert len(digests) == 4
+
+
+def test_passes_are_known_by_name():
+    found = contents(modules()["tree"])
+    assert found["reduce"].through(Pipeline(2), Coalesce()) == collc.parse(
+        "tree.reduce.through(Pipeline(2), Coalesce())"
+    )
+    assert tree.reduce.through(Pipeline(k=2)) == collc.parse("tree.reduce.through(Pipeline(k=2))")
+    assert str(tree.reduce.through(Rounds(ports=2))) == "tree.reduce.through(Rounds(ports=2))"
