@@ -6,8 +6,9 @@ from collc.language import ALL, add, copy, ranks
 
 @cl.all_reduce
 def one_shot(n):
-    """One step of n - 1 rounds, (n - 1) S. Every rank adds in an order of its own: for n > 2 replicas
-    may differ in the last bit, which the certificate tells. The one that cannot is ``two_shot``.
+    """One step of n - 1 rounds, (n - 1) S. Each rank adds in an order of its own: see ``two_shot``.
+
+    For n > 2 replicas may differ in the last bit, as the certificate tells.
     """
     r, o = ranks(n)[:, None], ranks(n)[None, 1:]
     yield add(ALL, r, (r + o) % n)

@@ -16,13 +16,12 @@ def tree(members):
 
 @cl.family
 def all_reduce(*racks):
-    """m racks of at most g ranks: ceil(lg g) + ceil(lg m) steps to rank 0, as many back, and between
-    racks m - 1 messages of S each way.
+    """Between m racks go m - 1 messages of S each way, as few as can be.
+
+    With at most g ranks in a rack, ceil(lg g) + ceil(lg m) steps to rank 0, and as many back.
     """
     if not all(isinstance(rack, tuple) and rack for rack in racks):
-        raise ValueError(
-            f"a rack is a tuple of ranks, at least one, as in (0, 1), (2, 3); not {racks}"
-        )
+        raise ValueError(f"a rack is a tuple of ranks, as in (0, 1), (2, 3); not {racks}")
     groups = [np.array(rack) for rack in sorted(map(sorted, racks))]
     leaders = np.array([group[0] for group in groups])
 

@@ -30,7 +30,7 @@ def test_list_says_what_each_schedule_does(cli):
     assert rows["ring.all_reduce"][2] == "= ring.reduce_scatter >> ring.all_gather"
     assert rows["native.all_reduce"][2] == "XLA's own collective: trusted, not proved."
     assert rows["server.shards(k)"][:2] == ["all_reduce", "partial -> replica"]
-    assert rows["hierarchical(outer, inner)"][1] == "partial,partial -> replica,replica"
+    assert rows["hierarchical(outer, *inner)"][1] == "partial,partial -> replica,replica"
 
 
 def test_list_prices_on_a_mesh(cli):
