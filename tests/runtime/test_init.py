@@ -13,13 +13,22 @@ from collc.planning.agree import differences
 
 WORKER = textwrap.dedent(
     """
-    import sys
+    import os, sys
     import jax, jax.numpy as jnp, numpy as np
     import collc
     port, me, schedule = sys.argv[1], int(sys.argv[2]), sys.argv[3]
     collc.init(f"127.0.0.1:{port}", 2, me, timeout_s=60)
     mesh = jax.make_mesh((2, 2), ("host", "gpu"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
-    plan = collc.plan(mesh, {"gpu": "ring", "host": schedule})
+    if schedule == "auto":
+        from collc.planning import tune
+        tune.SIZES, tune.TURNS = (256, 4096), (1, 2)
+        plan = collc.plan(mesh, "auto")
+        if me == 1:
+            os.remove(plan.tuned.where)  # process 0 still knows, and says so
+        tune._sweep = None
+        assert collc.plan(mesh, "auto") == plan
+    else:
+        plan = collc.plan(mesh, {"gpu": "ring", "host": schedule})
 
     @jax.jit
     @collc.schedule(plan, batch="x")
@@ -52,6 +61,7 @@ def _run(tmp_path: Path, schedules: tuple[str, str], flags: tuple[str, str] = ("
             env={
                 **os.environ,
                 "JAX_PLATFORMS": "cpu",
+                "COLLC_CACHE": str(tmp_path / f"cache{i}"),
                 "XLA_FLAGS": f"--xla_force_host_platform_device_count=2 {flags[i]}",
             },
             stdout=subprocess.PIPE,
@@ -69,10 +79,12 @@ def _run(tmp_path: Path, schedules: tuple[str, str], flags: tuple[str, str] = ("
 
 
 @pytest.mark.newest_only
-def test_two_processes_train_as_one(tmp_path):
+@pytest.mark.parametrize("schedule", ["tree", "auto"])
+def test_two_processes_train_as_one(tmp_path, schedule):
+    """With what a sweep chose too, which process 0 decides, now or from what it kept."""
     import numpy as np
 
-    results = _run(tmp_path, ("tree", "tree"))
+    results = _run(tmp_path, (schedule, schedule))
     assert [code for code, _, _ in results] == [0, 0], results
     said = {line for _, out, _ in results for line in out.splitlines() if "RESULT" in line}
     x = np.arange(24.0).reshape(8, 3) % 5
