@@ -23,15 +23,13 @@ import sys
 import tempfile
 import textwrap
 from collections.abc import Sequence
-from contextlib import nullcontext
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import common
 import thunks
-from pipeline_programs import PARTS, Flags, sets, unroll, variants
+from pipeline_programs import PARTS, Flags, sets, variants
 
 H100 = """gpu_device_info {
   threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
@@ -68,8 +66,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
                 variant.body, mesh=mesh, in_specs=spread, out_specs=spread, check_vma=False
             )
             jax.clear_caches()
-            with mock.patch("jax.lax.fori_loop", unroll) if variant.unrolled else nullcontext():
-                lowered = jax.jit(mapped, donate_argnums=0).lower(x)
+            lowered = jax.jit(mapped, donate_argnums=0).lower(x)
             for flags, values in sets(options.flags).items():
                 if (found := launched(lowered, variant.own | values, g)) is None:
                     refused.add(flags)
@@ -165,9 +162,10 @@ Why each flag:
   of a train step may keep some of them asynchronous without it: not measured here.
 - XLA combines collectives that do not depend on each other while the result is below some 30 MiB, the
   slices of a pipeline too, and a combined one waits for all of its slices. `apart` prevents it; so do
-  larger slices, or barriers between them.
+  larger slices, and the barrier with which collc ties the slices together at every stage.
 - To the scheduler a loop is one operation: the rounds of a tree between hosts are launched before or
-  after a ring's loop within hosts, except one that is in flight around it. Unrolled they mix.
+  after a ring's loop within hosts, except one that is in flight around it. So within a pipeline collc
+  does not roll the rings up.
 
 The scheduler that does all this is on by default (`off` is without it). It overlaps only collectives
 whose groups share at most one device, as those of two mesh axes do: others could deadlock in NCCL

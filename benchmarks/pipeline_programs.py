@@ -43,7 +43,6 @@ class Variant:
     about: str
     body: Body
     own: Flags = field(default_factory=dict)
-    unrolled: bool = False
 
 
 def variants(slices: int, gpus: int) -> dict[str, Variant]:
@@ -62,66 +61,46 @@ def variants(slices: int, gpus: int) -> dict[str, Variant]:
         schedule = parse(text)
         return Variant(f"`{text}`", lambda x: collectives.psum(x, schedule))
 
-    def tied(leaves: tuple[str, ...]) -> Body:
+    def loose(leaves: tuple[str, ...]) -> Variant:
         scatter, reduce, gather = map(parse, placed(leaves))
         stages: list[Body] = [
             lambda x: collectives.psum_scatter(x, scatter, tiled=True),
             lambda x: collectives.psum(x, reduce),
             lambda x: collectives.all_gather(x, gather, tiled=True),
         ]
-        return partial(staggered, stages=stages, slices=slices)
+        return Variant(
+            f"`{' >> '.join(placed(leaves))}` in {slices} slices by hand, rings in loops, with nothing "
+            "to tie the slices to one another",
+            partial(staggered, stages=stages, slices=slices),
+        )
 
     def joint(x: Any) -> Any:
         return lax.psum(x, ("host", "gpu"))
 
     blue: Flags = {"xla_gpu_all_reduce_blueconnect_num_devices_per_host": gpus}
-    barrier = (
-        "in slices by hand, with a `lax.optimization_barrier` over all slices that are under way "
-        "wherever each moves on by a stage"
-    )
     return {
         "psum": Variant("`lax.psum` over both axes", joint),
         "blueconnect": Variant(f"the same with `--{next(iter(blue))}={gpus}`", joint, blue),
         "native": whole(NATIVE, 1),
         "native, pipelined": whole(NATIVE, slices),
-        "native, tied": Variant(f"native {barrier}", tied(NATIVE)),
+        "native, loose": loose(NATIVE),
         "explicit": whole(EXPLICIT, 1),
         "explicit, pipelined": whole(EXPLICIT, slices),
-        "explicit, tied": Variant(f"explicit {barrier}", tied(EXPLICIT)),
-        "explicit, tied, unrolled": Variant(
-            "explicit, tied, and the rings' loops unrolled", tied(EXPLICIT), unrolled=True
-        ),
+        "explicit, loose": loose(EXPLICIT),
     }
 
 
 def staggered(x: Any, stages: list[Body], slices: int) -> Any:
-    """x in slices, each a stage behind the one before: what a lowering of Pipeline may look like."""
+    """x in slices, each a stage behind the one before, as the program is written only."""
     import jax.numpy as jnp
-    from jax import lax
 
     from collc.language.normal import ticks
 
     parts = list(jnp.split(x, slices))
-    behind: list[int] = []
     for now in ticks(slices, len(stages)):
-        held = sorted({i for i, _ in now} | set(behind))
-        if behind:
-            # All that comes out is used, or XLA would drop what the others are to wait for.
-            for i, part in zip(
-                held, lax.optimization_barrier([parts[i] for i in held]), strict=True
-            ):
-                parts[i] = part
         for i, j in now:
             parts[i] = stages[j](parts[i])
-        behind = [i for i, _ in now]
     return jnp.concatenate(parts)
-
-
-def unroll(lower: int, upper: int, body: Callable[[Any, Any], Any], carry: Any) -> Any:
-    """``lax.fori_loop`` without a loop."""
-    for i in range(lower, upper):
-        carry = body(i, carry)
-    return carry
 
 
 def sets(given: Sequence[str]) -> dict[str, Flags]:
