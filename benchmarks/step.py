@@ -40,10 +40,11 @@ def by_hand(mesh: Any) -> Callable[..., Any]:
     """(model, optimizer, batch) -> mean loss, in plain JAX."""
     import jax
     import jax.numpy as jnp
-    from collc.models import transformer
     from flax import nnx
     from jax import lax
     from jax.sharding import PartitionSpec as P
+
+    from collc.models import transformer
 
     ranks = math.prod(MESH.values())
 
@@ -89,10 +90,10 @@ def by_hand(mesh: Any) -> Callable[..., Any]:
 
 def decorated(plan: Any) -> Callable[..., Any]:
     """The same with collc."""
-    from collc.models import transformer
     from flax import nnx
 
     import collc
+    from collc.models import transformer
 
     @collc.schedule(plan, batch="batch")
     def train_step(model: Any, optimizer: Any, batch: Any) -> Any:
@@ -108,11 +109,11 @@ def measure(iterations: int) -> dict[str, Any]:
     import jax.numpy as jnp
     import numpy as np
     import optax
-    from collc.models import transformer
     from flax import nnx
     from jax.sharding import NamedSharding, PartitionSpec
 
     import collc
+    from collc.models import transformer
     from collc.receipts.timing import in_turns, ratio
 
     mesh = jax.make_mesh(

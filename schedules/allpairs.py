@@ -6,9 +6,9 @@ from collc.language import ALL, add, copy, ranks
 
 @cl.all_reduce
 def one_shot(n):
-    """One step of n - 1 rounds, (n - 1) S. Each rank adds in an order of its own: see ``two_shot``.
+    """One step of n - 1 rounds, (n - 1) S. Each rank adds in an order of its own.
 
-    For n > 2 replicas may differ in the last bit, as the certificate tells.
+    For n > 2 replicas may differ in the last bit, as the certificate tells. ``two_shot`` has one order.
     """
     r, o = ranks(n)[:, None], ranks(n)[None, 1:]
     yield add(ALL, r, (r + o) % n)

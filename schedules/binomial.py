@@ -6,11 +6,9 @@ from collc.language import ALL, add, ranks
 
 def levels(n):
     """The edges (child, parent) by level, leaves first: ceil(lg n) levels."""
-    bit = 1
-    while bit < n:
+    for bit in (1 << k for k in range((n - 1).bit_length())):
         child = ranks(n)[bit :: 2 * bit]
         yield child, child - bit
-        bit *= 2
 
 
 @cl.reduce

@@ -6,7 +6,7 @@ from collc.language import ALL, add
 
 @cl.reduce
 def reduce(n):
-    """n - 1 steps of S. In k slices n + k - 2 of S/k: near S for many, where a tree stays at 2 S."""
+    """n - 1 steps, one hop of S each. In k slices: n + k - 2 steps of S/k, so near S for many."""
     for r in range(n - 1, 0, -1):
         yield add(ALL, r, r - 1)
 

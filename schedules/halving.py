@@ -5,7 +5,7 @@ For n = 2^k as costly as recursive halving and doubling (Rabenseifner); the circ
 """
 
 from collc import language as cl
-from collc.language import ALL, add, copy, ranks
+from collc.language import add, copy, ranks
 
 
 def spans(n):
@@ -34,17 +34,3 @@ def all_gather(n):
 
 
 all_reduce = reduce_scatter >> all_gather
-
-
-@cl.all_reduce
-def recursive_doubling(n):
-    """floor(lg n) exchanges of S; where n is no power of two, the rest fold in: two more steps.
-
-    Not where the wire is narrower than the sums: there replicas would end with different bits.
-    """
-    p = 1 << (n.bit_length() - 1)
-    r, rest = ranks(p), ranks(n)[p:]
-    yield add(ALL, rest, rest - p)
-    for k in range(p.bit_length() - 1):
-        yield add(ALL, r, r ^ (1 << k))
-    yield copy(ALL, rest - p, rest)

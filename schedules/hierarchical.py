@@ -1,13 +1,12 @@
 """All-reduce on a hierarchy: scatter inside, reduce between, gather inside."""
 
-from collc.schedules import ring, tree
-
 from collc import language as cl
+from collc.schedules import ring, tree
 
 
 @cl.family
 def hierarchical(outer, *inner):
-    """Axes from the outside in. What a level works on is 1/n of the level inside it, of size n."""
+    """Rings inside, a double tree outside: each axis of n ranks leaves 1/n to those outside it."""
     if not inner:
         return tree.double_all_reduce @ outer
     *between, innermost = inner

@@ -3,10 +3,10 @@
 from itertools import chain, zip_longest
 
 import numpy as np
-from collc.schedules.binomial import levels
 
 from collc import language as cl
 from collc.language import ALL, add, ranks
+from collc.schedules.binomial import levels
 
 
 def tree(members):

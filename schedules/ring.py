@@ -1,4 +1,4 @@
-"""Rings: bandwidth-optimal, latency linear in the number of ranks."""
+"""Rings: each rank sends 2(n - 1)/n of the buffer, the least there is, in 2(n - 1) steps."""
 
 from collc import language as cl
 from collc.language import add, copy, ranks

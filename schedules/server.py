@@ -16,18 +16,13 @@ def broadcast(n):
     yield copy(ALL, 0, ranks(n)[1:])
 
 
-@cl.scatter
-def scatter(n):
-    """One step, n - 1 rounds: rank 0 sends each rank its chunk, (n - 1)/n S."""
-    yield copy(ranks(n)[1:], 0, ranks(n)[1:])
-
-
 @cl.gather
 def gather(n):
     """One step, n - 1 rounds: rank 0 receives each rank's chunk, (n - 1)/n S."""
     yield copy(ranks(n)[1:], ranks(n)[1:], 0)
 
 
+scatter = gather.reversed()
 star = reduce >> broadcast
 
 

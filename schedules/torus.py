@@ -1,8 +1,7 @@
 """All-reduce on a torus: all dimensions work at once, each on a share of the buffer."""
 
-from collc.schedules import ring
-
 from collc import language as cl
+from collc.schedules import ring
 
 
 def nested(axis, *others):

@@ -1,23 +1,21 @@
 """In-order binary trees, rooted at rank 0: latency logarithmic in the number of ranks."""
 
+import numpy as np
+
 from collc import language as cl
 from collc.language import ALL, add, copy, ranks
 
 
 def levels(n):
     """The edges (child, parent) by level, leaves first: ceil(lg n) levels, odd ranks are leaves."""
-    bit = 1
-    while bit < n:
+    for bit in (1 << k for k in range((n - 1).bit_length())):
         child = ranks(n)[bit :: 2 * bit]
-        parent = child - bit | 2 * bit
-        yield child, parent * (parent < n) + (child - bit) * (parent >= n)
-        bit *= 2
+        parent = child - bit | 2 * bit  # next to it, a level up
+        yield child, np.where(parent < n, parent, child - bit)
 
 
 def mirror(n, r):
-    """The second tree, turned round for even n, so that no rank is inner in both; for odd n shifted
-    by one, so that rank 0 alone is.
-    """
+    """The second tree: for even n no rank is inner in both, for odd n rank 0 alone is."""
     return n - 1 - r if n % 2 == 0 else (r + 1) % n
 
 

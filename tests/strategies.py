@@ -35,7 +35,7 @@ LEAVES = {
     "all_reduce": [
         "ring.all_reduce", "ring.two_way_all_reduce", "tree.all_reduce", "tree.double_all_reduce",
         "binomial.all_reduce", "chain.all_reduce", "server.star", "allpairs.one_shot",
-        "allpairs.two_shot", "halving.all_reduce", "halving.recursive_doubling", "pat.all_reduce",
+        "allpairs.two_shot", "halving.all_reduce", "doubling.all_reduce", "pat.all_reduce",
         "native.all_reduce",
     ],
     "reduce": ["tree.reduce", "binomial.reduce", "chain.reduce", "server.reduce"],

@@ -1,5 +1,6 @@
 """Proofs, kept by the digest of their program, so that a job does not pay for them at each start."""
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -79,8 +80,13 @@ def keep(path: Path, text: str) -> None:
     """Writes a file of the cache, whole or not at all."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as f:
-            f.write(text)
-        os.replace(f.name, path)
+        handle, name = tempfile.mkstemp(dir=path.parent)
     except OSError:
         return  # a read-only home only costs the time that the cache would have saved
+    try:
+        with open(handle, "w", encoding="utf-8") as f:
+            f.write(text)
+        os.replace(name, path)
+    except OSError:  # a full disk, too
+        with contextlib.suppress(OSError):
+            os.unlink(name)

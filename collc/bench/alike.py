@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 
-from collc.bench.terms import COLLECTIVES, CUT
+from collc.bench.terms import CUT
 from collc.errors import MeshError, ScheduleError, nearest
 from collc.language.algebra import Schedule, show_axes
+from collc.language.states import COLLECTIVES
 from collc.lowering.lower import linear
 
 

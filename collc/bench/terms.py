@@ -7,7 +7,6 @@ from fractions import Fraction
 
 from collc.errors import DataError, nearest
 
-COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
 # Those whose buffer is cut in a chunk for each rank, so that ranks have to be numbered alike.
 CUT = ("reduce_scatter", "all_gather", "all_to_all")
 RESHAPED = ("reduce_scatter", "all_gather")  # an output of another shape takes no input's place

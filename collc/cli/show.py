@@ -1,6 +1,6 @@
 """``collc show``: a schedule's program, step by step."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rich.text import Text
@@ -21,7 +21,7 @@ from collc.cli.common import (
     print_json,
 )
 from collc.cli.verifying import as_json
-from collc.language.algebra import Leaf
+from collc.language.algebra import Beside, Leaf, Schedule, Staggered, Then
 from collc.language.expand import permutation, relabelled
 from collc.language.ir import Program, Step
 from collc.language.library import find
@@ -56,7 +56,12 @@ def show(
     console.line(first, "bold")
     for line in rest:
         console.line(line)
-    for leaf, program in programs:
+    own = dict(programs)
+    for title, leaf in _sections(what.normal):
+        if leaf is None:
+            console.line(f"  {title}", "dim")
+            continue
+        program = own[leaf]
         console.print(Text(f"  {leaf}", "cyan"), soft_wrap=True)
         if program is None:
             console.line(f"        XLA's own {leaf.facing}: trusted, its steps are not ours")
@@ -65,6 +70,23 @@ def show(
         else:
             for line in lines(program):
                 console.line(f"  {line}")
+
+
+def _sections(s: Schedule) -> Iterator[tuple[str, Leaf | None]]:
+    """The leaves in order, with titles before what is side by side."""
+    match s:
+        case Leaf():
+            yield "", s
+        case Then(parts=parts):
+            for part in parts:
+                yield from _sections(part)
+        case Staggered(parts=parts):
+            yield f"{len(parts)} slices, each a stage of this chain behind the one before:", None
+            yield from _sections(parts[0])
+        case Beside(parts=parts):
+            for i, part in enumerate(parts):
+                yield f"part {i + 1} of {len(parts)}, side by side:", None
+                yield from _sections(part)
 
 
 def _program(leaf: Leaf, certificate: Certificate) -> Program | None:

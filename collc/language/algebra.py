@@ -13,6 +13,7 @@ normal forms are (``collc.language.normal``).
 """
 
 import keyword
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
@@ -47,24 +48,51 @@ class Order:
         return self.function(n)
 
 
-class Pass:
-    """A rewriting of programs: a frozen dataclass that prints as its call. See collc.passes.
+class Pass(ABC):
+    """A rewriting of programs: a frozen dataclass that prints as its call. See collc.analysis.passes.
 
     ``slices``: into how many it cuts a chain over several axes; 1 where it rewrites leaves alone.
     """
 
     slices = 1
 
-    def __call__(self, program: Program) -> Program:
-        raise NotImplementedError
+    @abstractmethod
+    def __call__(self, program: Program) -> Program: ...
 
 
 @dataclass(frozen=True)
-class Relabel(Pass):
-    """Rank r becomes r + ``shift``, or ``order[r]``; exactly one of the two is given."""
+class Dual(Pass):
+    """What ``reversed`` does to a leaf."""
+
+    def __call__(self, program: Program) -> Program:
+        from collc.language.expand import dual
+
+        return dual(program)
+
+
+@dataclass(frozen=True)
+class Relabel:
+    """Rank r becomes r + ``shift``, or ``order[r]``; exactly one of the two is given.
+
+    ``order``: integers, or a function named with ``@language.order``. Raises ScheduleError.
+    """
 
     shift: int | None = None
     order: tuple[int, ...] | Order | None = None
+
+    def __post_init__(self) -> None:
+        if (self.shift is None) == (self.order is None):
+            raise ScheduleError("relabel takes either shift= or order=")
+        if self.shift is not None:
+            what = f"relabel(shift={shown(self.shift)})"
+            object.__setattr__(self, "shift", _integer(self.shift, what))
+        elif not isinstance(self.order, Order):
+            what = f"relabel(order={shown(self.order)})"
+            if callable(self.order):
+                raise ScheduleError("relabel(order=function): decorate it with @language.order")
+            if not isinstance(self.order, Iterable):
+                raise ScheduleError(f"{what}: an order is a sequence of ranks")
+            object.__setattr__(self, "order", tuple(_integer(r, what) for r in self.order))
 
     def __str__(self) -> str:
         if self.order is None:
@@ -141,20 +169,13 @@ class Schedule:
 
         ``order`` is data, or a function named with ``@language.order``. Relabel before placing.
         """
-        if (shift is None) == (order is None):
-            raise ScheduleError(f"{self}.relabel takes either shift= or order=")
         if self.axes:
             raise ScheduleError(f"{self} is placed already: relabel first, then place with @")
-        if shift is not None:
-            shift = _integer(shift, f"{self}.relabel(shift={shown(shift)})")
-        if order is not None and not isinstance(order, Order):
-            if callable(order):
-                raise ScheduleError("relabel(order=function): decorate it with @language.order")
-            what = f"{self}.relabel(order={shown(order)})"
-            if not isinstance(order, Iterable):
-                raise ScheduleError(f"{what}: an order is a sequence of ranks")
-            order = tuple(_integer(r, what) for r in order)
-        return Relabelled(self, Relabel(shift, order))
+        try:
+            by = Relabel(shift, order)  # pyright: ignore[reportArgumentType]
+        except ScheduleError as e:
+            raise ScheduleError(f"{self}.{e}") from None
+        return Relabelled(self, by)
 
     def reversed(self) -> "Schedule":
         """The dual: steps and links turned round, sums for copies and copies for last uses."""
@@ -167,6 +188,8 @@ class Schedule:
 
         A pass that slices cuts a chain over several axes as a whole, and staggers the slices.
         """
+        if not passes:
+            raise ScheduleError(f"{self}.through() takes at least one pass, such as Pipeline(4)")
         result = self
         for by in passes:
             if not isinstance(by, Pass):
@@ -264,8 +287,7 @@ class Leaf(Schedule):
     chunks: int | None = None
     axes: Axes = ()
     relabels: tuple[Relabel, ...] = ()
-    dual: bool = False
-    passes: tuple[Pass, ...] = ()
+    rewrites: tuple[Pass, ...] = ()
     file: str = ""
 
     @property
@@ -281,12 +303,13 @@ class Leaf(Schedule):
     @property
     def facing(self) -> Kind:
         """The collective that it does as it stands: the dual one when reversed."""
-        return KINDS[self.kind.dual] if self.dual else self.kind
+        turned = sum(isinstance(by, Dual) for by in self.rewrites) % 2
+        return KINDS[self.kind.dual] if turned else self.kind
 
     @property
     def spec(self) -> "Leaf":
         """The leaf as it was declared."""
-        return replace(self, axes=(), relabels=(), dual=False, passes=())
+        return replace(self, axes=(), relabels=(), rewrites=())
 
     @property
     def key(self) -> Any:
@@ -299,8 +322,7 @@ class Leaf(Schedule):
             self.chunks,
             self.axes,
             self.relabels,
-            self.dual,
-            self.passes,
+            self.rewrites,
         )
 
 

@@ -26,15 +26,14 @@ def expand(leaf: Leaf, n: int) -> Program:
         raise ScheduleError(f"{leaf}: n has to be at least 1, not {n}")
     name = leaf.name or getattr(leaf.steps, "__name__", "schedule")
     program = _expand(leaf.steps, name, leaf.kind, leaf.chunks, n, leaf.file)
-    return _rewritten(program, leaf.dual, leaf.passes) if leaf.dual or leaf.passes else program
+    for by in leaf.rewrites:
+        program = _rewritten(program, by)
+    return program
 
 
 @functools.lru_cache(maxsize=256)
-def _rewritten(program: Program, turned: bool, passes: tuple[Pass, ...]) -> Program:
-    program = dual(program) if turned else program
-    for by in passes:
-        program = by(program)
-    return program
+def _rewritten(program: Program, by: Pass) -> Program:
+    return by(program)
 
 
 def most_steps(n: int) -> int:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from collc.errors import ScheduleError
 from collc.language.algebra import (
     Beside,
+    Dual,
     Leaf,
     Pass,
     Placed,
@@ -107,7 +108,8 @@ def map_leaves(s: Schedule, change: Callable[[Leaf], Leaf]) -> Schedule:
 def _dual(s: Schedule) -> Schedule:
     match s:
         case Leaf():
-            return replace(s, dual=not s.dual)
+            turned = s.rewrites[-1:] == (Dual(),)
+            return replace(s, rewrites=s.rewrites[:-1] if turned else (*s.rewrites, Dual()))
         case Then(parts=parts):
             return _raw(Then, tuple(_dual(p) for p in parts[::-1]))
         case Beside(parts=parts):
@@ -123,8 +125,10 @@ def _through(s: Schedule, by: Pass) -> Schedule:
         case Leaf(native=True):
             raise ScheduleError(f"{s} is XLA's own collective: it has no steps for {by} to rewrite")
         case Leaf():
-            return replace(s, passes=(*s.passes, by))
-        case Then() if by.slices > 1 and len(s.axes) > 1:
+            return replace(s, rewrites=(*s.rewrites, by))
+        case Staggered(parts=parts) if by.slices > 1:
+            return _raw(Staggered, parts * by.slices)
+        case Then() if by.slices > 1 and len({leaf.axes for leaf in s.leaves()}) > 1:
             return _raw(Staggered, (s,) * by.slices)
         case Several(parts=parts):
             return _raw(type(s), tuple(_through(p, by) for p in parts))

@@ -132,7 +132,9 @@ class _Reader:
                     return passes()[name](*map(self.literal, args), **given)
                 except TypeError as e:
                     raise self.refuse(node, str(e)) from None
-        raise self.refuse(node, "through(...) takes passes, such as Pipeline(4)")
+        raise self.refuse(
+            node, "through(...) takes passes of literals, as Pipeline(4) or Relabel(order=(1, 0))"
+        )
 
     def literal(self, node: ast.expr) -> object:
         try:

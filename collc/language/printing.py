@@ -4,6 +4,7 @@ import numpy as np
 
 from collc.language.algebra import (
     Beside,
+    Dual,
     Leaf,
     Placed,
     Relabelled,
@@ -33,9 +34,10 @@ def _text(s: Schedule, outer: int) -> str:
     match s:
         case Leaf():
             name = s.name or f"<{getattr(s.steps, '__name__', 'leaf')}>"
-            calls = [str(r) for r in s.relabels] + ["reversed()"] * s.dual
-            calls += [f"through({by})" for by in s.passes]
-            name = ".".join([name, *calls])
+            calls = [
+                "reversed()" if isinstance(by, Dual) else f"through({by})" for by in s.rewrites
+            ]
+            name = ".".join([name, *map(str, s.relabels), *calls])
             return _wrap(f"{name} @ {show_axes(s.axes)}", _AT, outer) if s.axes else name
         case Placed(inner=inner, on=axes):
             return _wrap(f"{_text(inner, _CALL)} @ {show_axes(axes)}", _AT, outer)
@@ -109,7 +111,8 @@ def _relative(program: Program, step: Step, i: int, loop: bool = False) -> str:
         chunk = "c[" + ", ".join(_offset("g", x, n) for x in divmod(cell, n)) + "]"
     else:
         # In a loop a rank sends on what it has just received.
-        moves = _offset("", -d % n, n).replace("1", "") + "t" if loop else ""
+        stride = _offset("", -d % n, n)
+        moves = f"{stride[0] if stride in ('+1', '-1') else stride}t" if loop else ""
         chunk = f"c[{_offset('g', cell, n)}{moves}]"
     return f"{_verb(step, i)} {chunk}  g -> {_offset('g', d, n)}"
 

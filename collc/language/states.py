@@ -52,6 +52,10 @@ KINDS: Final[dict[str, Kind]] = {
 }
 
 
+# Those that have a function of their own in lax, so that they can be planned, called and timed.
+COLLECTIVES: Final = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
+
+
 def kind_between(before: str, after: str) -> Kind | None:
     """The collective that leads from one state to the other, if there is one."""
     return next((k for k in KINDS.values() if (k.before, k.after) == (before, after)), None)

@@ -317,7 +317,7 @@ def _resolve(name: str, kind: str, on: On, size: int | None) -> Schedule:
             )
         )
     try:
-        return plan.schedule(kind, None if axes is None else tuple(axes), size)
+        return plan.schedule(kind, None if axes is None else tuple(axes), size=size)
     except PlanError as e:
         taken = _taken_as_axis(kind, on)
         if not taken or on in jax.sharding.get_abstract_mesh().axis_names:

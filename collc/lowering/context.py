@@ -18,7 +18,7 @@ class Chooses(Protocol):
     """What a plan is to the lowering: a choice of schedule for a collective on some of its axes."""
 
     def schedule(
-        self, collective: str, axes: tuple[str, ...] | None = None, size: int | None = None
+        self, collective: str, axes: tuple[str, ...] | None = None, *, size: int | None = None
     ) -> Schedule: ...
 
 

@@ -2,11 +2,9 @@
 
 from collections.abc import Mapping
 
-from collc.errors import PlanError, nearest
+from collc.errors import PlanError
 from collc.language.algebra import Schedule, then
 from collc.planning.registry import Algorithm, algorithm
-
-COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
 
 
 def native(collective: str) -> Schedule:
@@ -20,13 +18,11 @@ def composed(own: Mapping[str, Algorithm], collective: str, axes: tuple[str, ...
     """The collective over some axes, outermost first, by each one's algorithm.
 
     Inner axes scatter first and gather last. An axis whose algorithm has no scatter form reduces at
-    its level. One that has no form of the collective takes XLA's own, but for an all-reduce: then,
-    as for unknown collectives, PlanError.
+    its level. One that has no form of the collective takes XLA's own, but for an all-reduce: then
+    PlanError.
     """
     if collective == "all_reduce":
         return _all_reduce(own, axes)
-    if collective not in COLLECTIVES:
-        raise PlanError(f"a plan has no {collective!r}. {nearest(collective, COLLECTIVES)}")
     order = axes[::-1] if collective in ("reduce_scatter", "all_to_all") else axes
     return then(*((own[axis].get(collective) or native(collective)) @ axis for axis in order))
 

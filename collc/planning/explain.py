@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from collc.analysis.certificate import Certificate, certify, share
-from collc.planning.compose import COLLECTIVES
+from collc.language.states import COLLECTIVES
 from collc.planning.plan import Plan
 
 
@@ -27,7 +27,7 @@ def explain(plan: Plan) -> str:
         "depth",
         "equal bits",
     ):
-        table.add_column(column, justify="right" if column in _NUMBERS else "left")
+        table.add_column(column, justify="right" if column in _NUMBERS else "left", overflow="fold")
     rows = list(_rows(plan))
     for label, c in rows:
         if c is None:

@@ -12,13 +12,15 @@ from typing import Any, Literal
 from jax.sharding import AbstractMesh, Mesh
 
 from collc.analysis.certificate import Certificate, certify
-from collc.errors import CollcError, MeshError, PlanError, ScheduleError, StepError, nearest
+from collc.errors import MeshError, PlanError, StepError, nearest
 from collc.language.algebra import Schedule
 from collc.language.foreign import shown
+from collc.language.ir import integer
+from collc.language.states import COLLECTIVES
 from collc.planning.agree import compare
-from collc.planning.compose import COLLECTIVES, composed, native
+from collc.planning.compose import composed, native
 from collc.planning.registry import Algorithm, algorithm
-from collc.planning.tune import Tuned, read_choices, tune
+from collc.planning.tune import Tuned, tune
 from collc.receipts.timing import USES
 
 
@@ -47,7 +49,7 @@ class Plan:
         return math.prod(n for axis, n in self.sizes if axis in self.axes)
 
     def schedule(
-        self, collective: str, axes: Sequence[str] | None = None, size: int | None = None
+        self, collective: str, axes: Sequence[str] | None = None, *, size: int | None = None
     ) -> Schedule:
         """The schedule of a collective over all axes of the plan, or some of them.
 
@@ -56,6 +58,14 @@ class Plan:
         Raises PlanError there, and for axes that are none of the plan's. ``size``: the bytes on a
         rank, by which a tuned plan chooses.
         """
+        if collective not in COLLECTIVES:
+            raise PlanError(
+                f"a plan has no {collective!r}. {nearest(str(collective), COLLECTIVES)}"
+            )
+        if size is not None and (integer(size) is None or size < 0):
+            raise PlanError(f"size is a number of bytes, not {shown(size)}")
+        if axes is not None and not isinstance(axes, list | tuple):
+            raise PlanError(f"axes is a tuple of axis names, not {shown(axes)}")
         given = self.axes if axes is None else tuple(axes)
         for axis in given:
             if axis not in self.axes:
@@ -83,7 +93,8 @@ class Plan:
         sums = all(own.all_reduce is not None for _, own in self.algorithms)
         return tuple(c for c in COLLECTIVES if sums or c != "all_reduce")
 
-    def _meaning(self, collective: str) -> str:
+    def meaning(self, collective: str) -> str:
+        """The text of a collective's schedule; "none" where the plan has none."""
         return str(self.schedule(collective)) if collective in self.collectives else "none"
 
     def certificate(self, collective: str) -> Certificate:
@@ -96,19 +107,11 @@ class Plan:
 
         Raises PlanError where it could not, since a schedule is known by another name or by none.
         """
-        size = dict(self.sizes)
-        lines = ["# A plan of collc: one schedule for each mesh axis.", "collc-plan 1"]
-        lines += ["mesh " + " ".join(f"{axis}={n}" for axis, n in size.items())]
-        lines += [
-            f"axis {axis} {_digest(a, axis, size)} = {a.source}" for axis, a in self.algorithms
-        ]
-        if self.tuned is not None:
-            lines += [f"tuned {self.tuned.use} {line}" for line in self.tuned.lines]
-        for collective in COLLECTIVES:
-            lines.append(f"{collective} = {self._meaning(collective)}")
-        text = "\n".join(lines) + "\n"
+        from collc.planning import saved
+
+        text = saved.text(self)
         try:
-            _read(text, self.mesh, "its text")
+            saved.read(text, self.mesh, "its text")
         except PlanError as e:
             raise PlanError(
                 f"the plan cannot be saved: {e} Name its schedules by text, those of a file as "
@@ -140,7 +143,9 @@ class Plan:
             text = Path(path).read_text(encoding="utf-8")
         except (OSError, TypeError, ValueError) as e:
             raise PlanError(f"cannot read the plan {path}: {e}") from None
-        return _compared(_read(text, mesh, str(path)))
+        from collc.planning import saved
+
+        return _compared(saved.read(text, mesh, str(path)))
 
     def explain(self) -> str:
         """What the plan does for each collective, against its lower bound and against XLA's own."""
@@ -178,7 +183,8 @@ def plan(
     if not isinstance(axes, Mapping) or not axes:
         raise PlanError(
             'a plan needs a schedule for at least one axis, as in {"gpu": "ring"}, or "auto"; not '
-            f"{shown(axes)}"
+            f"{shown(axes)}. A schedule over several axes is given where it is used: "
+            "collc.pmean(x, schedule)."
         )
     automatic = [axis for axis, own in axes.items() if isinstance(own, str) and own == "auto"]
     if not automatic:
@@ -186,7 +192,7 @@ def plan(
             raise PlanError(
                 f'use={use!r} has an effect on "auto" only, which no axis takes. Drop it.'
             )
-        return _compared(_make(mesh, axes))
+        return _compared(make(mesh, axes))
     if len(automatic) < len(axes):
         rest = ", ".join(axis for axis in axes if axis not in automatic)
         raise PlanError(
@@ -197,7 +203,7 @@ def plan(
         raise PlanError(f"use is {', '.join(USES)}, not {use!r}")
     _known(mesh, axes)
     chosen = tuple(a for a in mesh.axis_names if a in axes)
-    return _compared(_make(mesh, dict.fromkeys(chosen, "native"), tune(mesh, chosen, use)))
+    return _compared(make(mesh, dict.fromkeys(chosen, "native"), tune(mesh, chosen, use)))
 
 
 def _known(mesh: Mesh | AbstractMesh, axes: Iterable[str]) -> None:
@@ -206,9 +212,10 @@ def _known(mesh: Mesh | AbstractMesh, axes: Iterable[str]) -> None:
             raise MeshError(f"the mesh has no axis {axis!r}. {nearest(axis, mesh.axis_names)}")
 
 
-def _make(
+def make(
     mesh: Mesh | AbstractMesh, axes: Mapping[str, str | Schedule], tuned: Tuned | None = None
 ) -> Plan:
+    """A plan that this process alone knows of: not compared with the other processes' yet."""
     _known(mesh, axes)
     chosen = tuple((a, algorithm(axes[a])) for a in mesh.axis_names if a in axes)
     for axis, own in chosen:
@@ -220,7 +227,7 @@ def _make(
                 "Name a module that has them, or one schedule of both (first >> second)."
             )
     sizes = tuple((a, mesh.shape[a]) for a in mesh.axis_names)
-    digests = [(axis, _digest(a, axis, dict(sizes))) for axis, a in chosen]
+    digests = [(axis, digest_of(a, axis, dict(sizes))) for axis, a in chosen]
     if tuned is not None:
         digests += [
             (line, certify(s, dict(sizes)).digest)
@@ -243,69 +250,7 @@ def _compared(made: Plan) -> Plan:
     return made
 
 
-def _digest(own: Algorithm, axis: str, sizes: Mapping[str, int]) -> str:
+def digest_of(own: Algorithm, axis: str, sizes: Mapping[str, int]) -> str:
     """Of all that the algorithm's schedules do on an axis; each of them is proved on the way."""
     each = [(c, certify(s @ axis, sizes).digest) for c, s in own.schedules]
     return hashlib.sha256(str(each).encode()).hexdigest()[:16]
-
-
-def _read(text: str, mesh: Mesh | AbstractMesh, path: str) -> Plan:
-    """The plan of a text, checked against what its schedules are now."""
-    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
-    if not lines or lines[0].split() != ["collc-plan", "1"]:
-        raise PlanError(f"{path} is no plan of collc: it has to begin with 'collc-plan 1'.")
-    chosen: dict[str, str] = {}
-    digests: dict[str, str] = {}
-    meanings: dict[str, str] = {}
-    sizes: dict[str, int] = {}
-    tuned: dict[str, list[str]] = {}
-    try:
-        for line in lines[1:]:
-            word, rest = line.split(maxsplit=1)
-            if word == "mesh":
-                sizes = {a: int(n) for a, n in (pair.split("=") for pair in rest.split())}
-            elif word == "axis":
-                left, source = rest.split(" = ", 1)
-                axis, digest = left.split()
-                chosen[axis], digests[axis] = source, digest
-            elif word == "tuned":
-                use, line = rest.split(maxsplit=1)
-                tuned.setdefault(use, []).append(line)
-            elif word in COLLECTIVES:
-                meanings[word] = rest.removeprefix("= ")
-            else:
-                raise ValueError(word)
-        if set(meanings) != set(COLLECTIVES):
-            raise ValueError("it ends too early")
-        chosen_by_size = [Tuned(use, read_choices(own)) for use, own in tuned.items()]
-        if len(chosen_by_size) > 1:
-            raise ValueError("it is tuned for several uses")
-    except (ValueError, ScheduleError) as e:
-        raise PlanError(f"{path} is damaged ({e}). Make the plan again.") from None
-    now = {a: mesh.shape[a] for a in mesh.axis_names}
-    if now != sizes:
-        raise PlanError(f"{path} is for the mesh {_mesh(sizes)}, but this one is {_mesh(now)}.")
-    try:
-        result = _make(mesh, chosen, *chosen_by_size)
-    except CollcError as e:
-        raise PlanError(f"{path}: its schedules cannot be used any more: {e}") from e
-    for axis, own in result.algorithms:
-        current = _digest(own, axis, now)
-        if current != digests[axis]:
-            raise PlanError(
-                f"{path}: {chosen[axis]} does something else on {axis} today than when the plan was "
-                f"made (digest {digests[axis]} then, {current} now). Bring its file back, or make a "
-                "new plan."
-            )
-    for collective, schedule in meanings.items():
-        current = result._meaning(collective)
-        if current != schedule:
-            raise PlanError(
-                f"{path} is damaged, or of another version: {collective} is {schedule} there, but "
-                f"{current} is what its axes mean. Make the plan again."
-            )
-    return result
-
-
-def _mesh(sizes: Mapping[str, int]) -> str:
-    return " ".join(f"{axis}={n}" for axis, n in sizes.items())

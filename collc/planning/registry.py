@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from collc.errors import PlanError, nearest
-from collc.language.algebra import Schedule
+from collc.language.algebra import Beside, Schedule, Then, beside, then
 from collc.language.leaves import Family
 from collc.language.library import contents, find, modules
 from collc.language.states import KINDS
@@ -40,16 +40,40 @@ def algorithm(source: str | Schedule) -> Algorithm:
     if isinstance(source, str) and source.isidentifier():
         if source in modules():
             return Algorithm(source, tuple(_collectives(source).items()))
+        if source == "auto":
+            raise PlanError('"auto" is for collc.plan, which sweeps: collc.plan(mesh, "auto").')
         raise PlanError(f"there is no schedule {source!r}. {nearest(source, modules())}")
     schedule = find(source) if isinstance(source, str) else source
     if not isinstance(schedule, Schedule):
         raise PlanError(f"an axis takes the name of a schedule or a schedule, not {source!r}")
     if schedule.axes:
-        raise PlanError(f"{schedule} is placed already. The plan places it: give it without @.")
+        raise PlanError(
+            f"{schedule} names its axes already, and a plan places the schedule of one axis. Where it "
+            f"is used, it can be given as it is: collc.pmean(x, {str(source)!r})."
+        )
     kind = schedule.collective
     if kind is None:
         raise PlanError(f"{schedule} is {schedule.type}, which is no one collective.")
-    return Algorithm(str(source), ((kind.name, schedule),))
+    forms = {kind.name: schedule}
+    if kind is KINDS["all_reduce"] and (halves := _halves(schedule.normal)) is not None:
+        forms |= {"reduce_scatter": halves[0], "all_gather": halves[1]}
+    return Algorithm(str(source), tuple(forms.items()))
+
+
+def _halves(s: Schedule) -> tuple[Schedule, Schedule] | None:
+    """An all-reduce's scatter and its gather, where it is one after the other; of ``|``, each part's."""
+    match s:
+        case Then(parts=parts):
+            for i in range(1, len(parts)):
+                halves = then(*parts[:i]), then(*parts[i:])
+                if halves[0].collective is KINDS["reduce_scatter"]:
+                    return halves if halves[1].collective is KINDS["all_gather"] else None
+        case Beside(parts=parts):
+            each = [_halves(part) for part in parts]
+            if all(each):
+                down, up = zip(*(half for half in each if half), strict=True)
+                return beside(*down), beside(*up)
+    return None
 
 
 def _collectives(module: str) -> Mapping[str, Schedule]:

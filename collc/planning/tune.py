@@ -41,7 +41,6 @@ ALONE = (
     "native.reduce_scatter >> native.all_gather",
     "ring.all_reduce",
     "halving.all_reduce",
-    "halving.recursive_doubling",
     "tree.double_all_reduce",
     "allpairs.two_shot",
 )
@@ -135,9 +134,10 @@ def _ratios(
     """The time to that of XLA's own of what may replace it at one size; XLA's own has WORTH."""
     count = mesh.size * size // 4
     spread = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
-    own, calls = options[0], {}
+    make = jax.jit(lambda: jnp.zeros(count, jnp.float32), out_shardings=spread)
+    own, calls, x = options[0], {}, make()
     for schedule in options:
-        x = jax.jit(lambda: jnp.zeros(count, jnp.float32), out_shardings=spread)()
+        x = make() if use == "donated" else x
         on = axes if schedule == own else schedule
         run = compiled(per_device("all_reduce", on), mesh, x, use)
         calls[str(schedule)] = Repeated(run, x, use == "donated")

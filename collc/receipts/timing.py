@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from collc.errors import DataError, ScheduleError
 from collc.language.library import find
+from collc.language.states import COLLECTIVES
 from collc.lowering import collectives
 
 USES = ("fresh", "donated", "intermediate")
-COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
 
 PerDevice = Callable[[jax.Array], jax.Array]
 
@@ -91,12 +91,15 @@ class Repeated:
 def in_turns(
     calls: Mapping[str, Callable[[], float]], iterations: int, warmup: int = 3
 ) -> dict[str, NDArray[np.float64]]:
-    """Seconds of every call, [iterations] each: in each turn all are called, each first in its turn."""
+    """Seconds of every call, [iterations] each: in each turn all are called once.
+
+    In another order each time, since a call leaves caches and free pages behind for the next.
+    """
     names = list(calls)
     seconds: dict[str, list[float]] = {name: [] for name in names}
+    order = np.random.default_rng(0)
     for turn in range(warmup + iterations):
-        first = turn % len(names)
-        for name in names[first:] + names[:first]:
+        for name in order.permutation(names).tolist():
             took = calls[name]()
             if turn >= warmup:
                 seconds[name].append(took)

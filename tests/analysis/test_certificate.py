@@ -4,7 +4,6 @@ import dataclasses
 
 import numpy as np
 import pytest
-from collc.schedules import native, ring, server, tree
 
 import collc
 from collc import language as cl
@@ -12,6 +11,7 @@ from collc.analysis.certificate import certify
 from collc.errors import MeshError, ProofError, ScheduleError
 from collc.language import add
 from collc.language.algebra import Order
+from collc.schedules import native, ring, server, tree
 
 
 def test_it_comes_from_verify_alone():

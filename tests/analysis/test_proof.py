@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from collc.schedules import allpairs, halving, pairwise, ring, server, tree
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,6 +26,7 @@ from collc.language.expand import expand
 from collc.language.ir import Program
 from collc.language.library import contents, load, modules
 from collc.language.parse import parse
+from collc.schedules import allpairs, doubling, pairwise, ring, server, tree
 
 zoo = load(Path(__file__).parents[1] / "zoo.py")
 HERE = Path(__file__)
@@ -327,7 +327,7 @@ def test_who_ends_with_the_same_bits():
         # Everyone adds up in an order of its own; two addends have but one, up to commutativity.
         assert found(allpairs.one_shot, n)[0] is (n <= 2)
         # Pairs exchange partial sums: the same tree at all, but not with the casts of a narrow wire.
-        assert found(halving.recursive_doubling, n) == (True, n == 1)
+        assert found(doubling.all_reduce, n) == (True, n == 1)
     assert found(allpairs.one_shot, 2) == (True, False)
 
 
@@ -336,7 +336,7 @@ def test_a_composite_is_as_consistent_as_the_leaf_that_ends_it():
     back = ring.all_gather @ "gpu"
     for between, consistent in (
         (allpairs.one_shot, False),
-        (halving.recursive_doubling, True),
+        (doubling.all_reduce, True),
         (tree.all_reduce, True),
     ):
         certificate = collc.verify(inside >> between @ "host" >> back, host=4, gpu=2)
@@ -352,7 +352,7 @@ def test_a_composite_is_as_consistent_as_the_leaf_that_ends_it():
         (ring.all_gather, 8, 0),
         (server.reduce, 8, 7),
         (tree.reduce, 8, 5),
-        (halving.recursive_doubling, 8, 3),
+        (doubling.all_reduce, 8, 3),
         (pairwise.all_to_all, 8, 0),
     ],
 )

@@ -6,11 +6,11 @@ import pickle
 
 import numpy as np
 import pytest
-from collc.schedules import native, pairwise, rack, ring, server, tree
 
 from collc import language as cl
 from collc.errors import ScheduleError
 from collc.language.parse import parse
+from collc.schedules import native, pairwise, rack, ring, server, tree
 
 rs, ag, ar = ring.reduce_scatter, ring.all_gather, ring.all_reduce
 

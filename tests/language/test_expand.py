@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from collc.schedules import halving, pairwise, ring, server, tree
 
 import collc
 from collc import language as cl
@@ -14,6 +13,7 @@ from collc.errors import CollcError, ProofError, ScheduleError
 from collc.language import ALL, add, copy, ranks
 from collc.language.expand import dual, expand, most_steps, permutation, relabelled
 from collc.language.library import load
+from collc.schedules import doubling, pairwise, ring, server, tree
 
 zoo = load(Path(__file__).parents[1] / "zoo.py")
 HERE = Path(__file__)
@@ -346,8 +346,8 @@ def test_a_copy_becomes_an_add_and_a_last_use_a_copy():
     assert edges(dual(expand(server.reduce, 3))) == [[("copy", 0, 0, 1), ("copy", 0, 0, 2)]]
     assert edges(dual(expand(server.broadcast, 3))) == [[("add", 0, 1, 0), ("add", 0, 2, 0)]]
     # Both partners still need what they sent: adds stay adds. Flipping all would be wrong.
-    doubling = expand(halving.recursive_doubling, 4)
-    assert {verb for step in edges(dual(doubling)) for verb, *_ in step} == {"add"}
+    exchanges = expand(doubling.all_reduce, 4)
+    assert {verb for step in edges(dual(exchanges)) for verb, *_ in step} == {"add"}
     # Back from r + t to r is distance n - t, and the last step comes first.
     assert edges(dual(expand(pairwise.all_to_all, 3))) == edges(expand(pairwise.all_to_all, 3))
 

@@ -5,13 +5,13 @@ from importlib.metadata import EntryPoint
 from types import ModuleType
 
 import pytest
-from collc.schedules import ring, server
 
 import collc
 from collc import language as cl
 from collc.errors import ProofError, ScheduleError
 from collc.language import library
 from collc.language.library import contents, find, load, lookup, modules
+from collc.schedules import ring, server
 
 GOOD = '''
 """A ring that goes down."""

@@ -3,12 +3,12 @@
 import time
 
 import pytest
-from collc.schedules import hierarchical, pairwise, ring, server, tree
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 import collc
 from collc.errors import CollcError, ScheduleError
+from collc.schedules import hierarchical, pairwise, ring, server, tree
 
 ROUND_TRIPS = [
     "ring.all_reduce",

@@ -3,13 +3,13 @@
 import math
 
 import pytest
-from collc.schedules import allpairs, pairwise, ring, server, tree
 
 import collc
 from collc.language import printing
 from collc.language.expand import expand
 from collc.language.library import modules
 from collc.language.parse import parse
+from collc.schedules import allpairs, pairwise, ring, server, tree
 
 PRINTS = {
     "ring": [
@@ -25,8 +25,10 @@ PRINTS = {
     "halving": [
         ("halving.all_reduce @ gpu", {"gpu": 4}),
         ("halving.all_reduce @ gpu", {"gpu": 5}),
-        ("halving.recursive_doubling @ gpu", {"gpu": 4}),
-        ("halving.recursive_doubling @ gpu", {"gpu": 5}),
+    ],
+    "doubling": [
+        ("doubling.all_reduce @ gpu", {"gpu": 4}),
+        ("doubling.all_reduce @ gpu", {"gpu": 5}),
     ],
     "pat": [("pat.all_reduce @ gpu", {"gpu": 8}), ("pat.all_gather @ gpu", {"gpu": 5})],
     "rack": [("rack.all_reduce((0, 2, 4), (1, 3)) @ gpu", {"gpu": 5})],

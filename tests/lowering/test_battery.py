@@ -144,8 +144,7 @@ ON_TWO = (
     'torus("a", "b").reversed()',
     'hierarchical("b", "a").reversed()',
     "ring.all_reduce @ b >> tree.all_reduce @ a",
-    "ring.two_way_reduce_scatter @ b >> halving.recursive_doubling @ a"
-    " >> ring.two_way_all_gather @ b",
+    "ring.two_way_reduce_scatter @ b >> doubling.all_reduce @ a >> ring.two_way_all_gather @ b",
     "halving.reduce_scatter @ b >> allpairs.two_shot @ a >> pat.all_gather @ b",
     "binomial.reduce @ b >> chain.all_reduce @ a >> binomial.broadcast @ b",
     "tree.reduce @ b >> server.star @ a >> tree.broadcast @ b",

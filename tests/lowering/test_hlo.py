@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from collc.schedules import allpairs, bruck, halving, server
 from jax import lax
 
 import collc
@@ -18,6 +17,7 @@ from collc.language.parse import parse
 from collc.lowering.primitive import bind
 from collc.lowering.wire import Plain
 from collc.receipts.hlo import count, parse_hlo
+from collc.schedules import allpairs, bruck, doubling, server
 
 cases = load(Path(__file__).parent / "cases.py")
 zoo = load(Path(__file__).parents[1] / "zoo.py")
@@ -100,7 +100,7 @@ def test_rounds_and_bytes(name, sizes):
         allpairs.one_shot,
         allpairs.reduce_scatter,
         bruck.all_to_all,
-        halving.recursive_doubling,
+        doubling.all_reduce,
         server.gather,
         zoo.chain,
     ],

@@ -148,11 +148,11 @@ def test_other_dtypes_are_left_alone():
     equal(run(lambda x: collc.psum(tree(x), AR, wire="float32"), x), plain)
 
 
-@pytest.mark.parametrize("name", ["allpairs.one_shot", "halving.recursive_doubling"])
+@pytest.mark.parametrize("name", ["allpairs.one_shot", "doubling.all_reduce"])
 def test_replicas_that_would_drift_apart_are_refused(name):
     schedule = parse(name) @ "x"
     found = verify(schedule, x=N)
-    assert (found.consistent, found.narrow) == (name == "halving.recursive_doubling", False)
+    assert (found.consistent, found.narrow) == (name == "doubling.all_reduce", False)
     with pytest.raises(ScheduleError, match=r"collc.psum: .*different orders.*consistent: yes"):
         trace(
             lambda x: collc.psum(
@@ -160,7 +160,7 @@ def test_replicas_that_would_drift_apart_are_refused(name):
             ),
             integers(2),
         )
-    if name == "halving.recursive_doubling":
+    if name == "doubling.all_reduce":
         trace(lambda x: collc.psum(x, schedule), integers(2))
         with pytest.raises(ScheduleError, match="sums kept wider than what travels"):
             trace(lambda x: collc.psum(x, schedule, accumulate="float32"), integers(2))

@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
+
 from collc.models import transformer
 from collc.models.transformer import SIZES, Config, Transformer
-from flax import nnx
 
 TEXT = np.random.default_rng(0).integers(256, size=(2, 17), dtype=np.uint8)
 

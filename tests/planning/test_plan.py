@@ -5,14 +5,14 @@ import re
 import jax
 import numpy as np
 import pytest
-from collc.schedules import ring
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 import collc
 from collc.errors import MeshError, PlanError
 from collc.language.library import load
-from collc.planning.compose import COLLECTIVES
+from collc.language.states import COLLECTIVES
+from collc.schedules import ring
 
 RING = """
 from collc import language as cl

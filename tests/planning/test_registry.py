@@ -6,12 +6,12 @@ import types
 
 import jax
 import pytest
-from collc.schedules import ring, tree
 
 import collc
 from collc.errors import PlanError, ScheduleError
 from collc.language import library
 from collc.planning.registry import algorithm
+from collc.schedules import ring, tree
 
 
 def forms(source):
@@ -38,9 +38,19 @@ def test_a_module_is_all_that_it_has():
 
 def test_anything_else_is_one_schedule():
     assert forms("tree.double_all_reduce") == {"all_reduce": "tree.double_all_reduce"}
+    # A scatter and a gather one after the other are forms of their own, so that inner axes scatter.
     assert forms("ring.all_reduce.relabel(shift=1)") == {
-        "all_reduce": str(ring.all_reduce.relabel(shift=1))
+        "all_reduce": "ring.all_reduce.relabel(shift=1)",
+        "reduce_scatter": "ring.reduce_scatter.relabel(shift=1)",
+        "all_gather": "ring.all_gather.relabel(shift=1)",
     }
+    assert forms("ring.two_way_all_reduce") == {
+        "all_reduce": "ring.two_way_all_reduce",
+        "reduce_scatter": "ring.reduce_scatter | ring.all_gather.reversed()",
+        "all_gather": "ring.all_gather | ring.reduce_scatter.reversed()",
+    }
+    assert forms("server.star") == {"all_reduce": "server.star"}
+    assert forms("ring.all_reduce | tree.all_reduce").keys() == {"all_reduce"}
     assert algorithm(tree.all_reduce) == algorithm("tree.all_reduce")
     assert algorithm("ring").get("all_to_all") is None
 
@@ -50,7 +60,7 @@ def test_anything_else_is_one_schedule():
     [
         ("rnig", PlanError, r"there is no schedule 'rnig'\. Did you mean ring\?"),
         ("ring.all_reduec", ScheduleError, r"Did you mean ring\.all_reduce"),
-        ("ring.all_reduce @ gpu", PlanError, "is placed already"),
+        ("ring.all_reduce @ gpu", PlanError, "names its axes already"),
         ("ring.reduce_scatter >> ring.all_gather >> ring.all_reduce", ScheduleError, "replica"),
         ("hierarchical", PlanError, "takes parameters"),
         ("missing.py:mine", ScheduleError, r"there is no schedule file missing\.py"),

@@ -9,7 +9,8 @@ from jax.sharding import PartitionSpec as P
 
 from collc.errors import DataError, ScheduleError
 from collc.language.parse import parse
-from collc.receipts.timing import COLLECTIVES, USES, Repeated, compiled, in_turns, per_device, ratio
+from collc.language.states import COLLECTIVES
+from collc.receipts.timing import USES, Repeated, compiled, in_turns, per_device, ratio
 
 SCHEDULES = {
     "all_reduce": "ring.all_reduce @ gpu",
@@ -73,17 +74,20 @@ def test_refusals(mesh):
 
 
 def test_turns():
-    """Each call is first in its turn, and those that warm up do not count."""
+    """All are called once in each turn, in other orders; those that warm up do not count."""
     order = []
 
     def call(name):
         order.append(name)
         return float(len(order))
 
-    seconds = in_turns({n: lambda n=n: call(n) for n in "abc"}, 2, warmup=1)
-    assert "".join(order) == "abc" + "bca" + "cab"
-    assert {n: t.tolist() for n, t in seconds.items()} == {"a": [6, 8], "b": [4, 9], "c": [5, 7]}
-    assert ratio(seconds["a"], seconds["b"]) == np.median([6 / 4, 8 / 9])
+    seconds = in_turns({n: lambda n=n: call(n) for n in "abc"}, 20, warmup=2)
+    turns = ["".join(order[i : i + 3]) for i in range(0, len(order), 3)]
+    assert len(turns) == 22 and {"".join(sorted(turn)) for turn in turns} == {"abc"}
+    assert len(set(turns)) == 6
+    at = {n: [i + 1 for i, name in enumerate(order) if name == n][2:] for n in "abc"}
+    assert {n: t.tolist() for n, t in seconds.items()} == at
+    assert ratio(seconds["a"], seconds["b"]) == np.median(np.divide(at["a"], at["b"]))
 
 
 def test_repeated():

@@ -5,12 +5,12 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from collc.schedules import hierarchical, native, ring, torus, tree
 
 import collc
 from collc.errors import CollcError
 from collc.language.library import load
 from collc.language.parse import parse
+from collc.schedules import hierarchical, native, ring, torus, tree
 
 counting = load(Path(__file__).parent / "counting.py")
 flat, part = counting.flat, counting.part

@@ -4,12 +4,12 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from collc.schedules import bruck, pairwise
 
 import collc
 from collc.language.expand import expand
 from collc.language.library import load
 from collc.language.parse import parse
+from collc.schedules import bruck, pairwise
 
 counting = load(Path(__file__).parent / "counting.py")
 SIZES, counts, flat = counting.SIZES, counting.counts, counting.flat

@@ -6,11 +6,11 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from collc.schedules import halving, pat
 
 import collc
 from collc.language.expand import expand
 from collc.language.library import load
+from collc.schedules import doubling, halving, pat
 
 counting = load(Path(__file__).parent / "counting.py")
 SIZES, counts, lg, power = counting.SIZES, counting.counts, counting.lg, counting.power
@@ -67,10 +67,10 @@ def test_recursive_doubling(n):
     """floor(lg n) exchanges of S; else two steps more, of S each, and one addition."""
     fold = 0 if power(n) else 1
     exchanges = n.bit_length() - 1
-    found = counts(halving.recursive_doubling, n)
+    found = counts(doubling.all_reduce, n)
     assert found.steps == found.rounds == exchanges + 2 * fold
     assert max(found.sent) == max(found.received) == exchanges + fold
-    c = collc.verify(halving.recursive_doubling, n=n)
+    c = collc.verify(doubling.all_reduce, n=n)
     assert c.depth == exchanges + fold
     # Partners add the same two sums; with a narrower wire each would round the other's alone.
     assert c.consistent and c.narrow is (n == 1)

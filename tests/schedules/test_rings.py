@@ -5,13 +5,13 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from collc.schedules import ring
 
 import collc
 from collc.errors import CollcError
 from collc.language.expand import expand
 from collc.language.library import load
 from collc.language.parse import parse
+from collc.schedules import ring
 
 counting = load(Path(__file__).parent / "counting.py")
 SIZES, counts, flat = counting.SIZES, counting.counts, counting.flat

@@ -4,11 +4,11 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from collc.schedules import allpairs, ring, server
 
 import collc
 from collc.language.expand import expand
 from collc.language.library import load
+from collc.schedules import allpairs, ring, server
 
 counting = load(Path(__file__).parent / "counting.py")
 SIZES, counts = counting.SIZES, counting.counts

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from collc.schedules import binomial, chain, rack, ring, tree
 
 import collc
 from collc import language as cl
@@ -14,6 +13,7 @@ from collc.errors import CollcError
 from collc.language.expand import expand
 from collc.language.library import load
 from collc.language.parse import parse
+from collc.schedules import binomial, chain, rack, ring, tree
 
 counting = load(Path(__file__).parent / "counting.py")
 SIZES, counts, flat = counting.SIZES, counting.counts, counting.flat

@@ -223,9 +223,8 @@ def test_groups_may_differ_in_what_they_run():
 
 def test_what_collc_binds_itself():
     """The public collectives, not a stand-in."""
-    from collc.schedules import ring
-
     from collc.lowering import collectives
+    from collc.schedules import ring
 
     plan = ring.all_reduce @ "gpu"
 

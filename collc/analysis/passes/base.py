@@ -13,9 +13,16 @@ class Proved(Pass):
 
     def __call__(self, program: Program) -> Program:
         """The program rewritten. Raises ScheduleError where that cannot be, and ProofError."""
-        cache.proof(program, prove)
+        if not isinstance(program, Program):
+            raise ScheduleError(
+                f"{self} takes a program, as of leaf.program(8), not {shown(program)}. A schedule goes "
+                f"through it: schedule.through({self})."
+            )
+        before = cache.proof(program, prove)
         made = self.rewrite(program)
-        cache.proof(made, prove)
+        after = cache.proof(made, prove)
+        if (before.consistent, before.narrow) > (after.consistent, after.narrow):
+            raise self.refuse(program, "its replicas would add in different orders afterwards.")
         return made
 
     def rewrite(self, program: Program) -> Program:

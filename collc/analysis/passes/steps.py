@@ -39,6 +39,9 @@ class Rounds(Proved):
             colour = colours(program, step)
             if step.orbit:
                 colour = np.repeat(colour, program.n)
+            if int(colour.max(initial=-1)) < self.ports:
+                steps.append(step)  # also where ranks exchange: nothing is to be cut
+                continue
             place = self._order(program, t, dense, colour)[colour] // self.ports
             for k in range(int(place.max(initial=-1)) + 1):
                 steps.append(program.folded(dense.pick(place == k)))
@@ -97,7 +100,7 @@ class Coalesce(Proved):
             else:
                 merged.append(step)
         if program.steps and len(merged) == len(program.steps):
-            raise self.refuse(program, "every step needs what the one before it brings.")
+            raise self.refuse(program, "every step reads or writes what the one before it writes.")
         return replace(program, steps=tuple(map(program.folded, merged)), loops=())
 
     @staticmethod
