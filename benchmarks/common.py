@@ -4,14 +4,17 @@ import argparse
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+_INSTRUCTION = re.compile(r"\s+(?:ROOT )?%?[\w.\-]+ = (\S.* [a-z][\w\-]*\(.*)")
 REPORTS = Path(__file__).parent / "reports"
 
 
@@ -50,6 +53,21 @@ def machine(*packages: str) -> str:
     versions = ", ".join(f"{name} {version(name)}" for name in packages)
     cores = f"{os.cpu_count()} cores ({platform.machine()})"
     return f"Python {platform.python_version()}, {versions}, on {cores}"
+
+
+def operations(text: str) -> Counter[str]:
+    """How often each instruction stands in HLO text: type, operands' types, groups, but no names."""
+    found: Counter[str] = Counter()
+    for line in text.splitlines():
+        if match := _INSTRUCTION.match(line):
+            bare = re.split(r", (?:metadata|backend_config)=", match[1])[0]
+            found[re.sub(r"%[\w.\-]+", "%", re.sub(r"channel_id=\d+", "", bare))] += 1
+    return found
+
+
+def shown(size: int) -> str:
+    """Bytes in KiB or MiB."""
+    return f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:

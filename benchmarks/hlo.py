@@ -125,10 +125,7 @@ def report(found: dict[int, list[dict[str, Any]]]) -> list[str]:
                 what = [("lines", row["lines"], MOST_LINES)]
                 what += [("seconds to compile", row["seconds"], MOST_SECONDS)]
                 if row["use"] == "donated":
-                    # With no room for a second whole buffer, a copy in the text is onto itself.
-                    moving = row["copies"] if row["extra"] >= 1 else 0
                     what += [("whole-buffer copies", row["copies"], 0)]
-                    what += [("whole-buffer copies to another place", moving, 0)]
                 judged += [
                     [label, devices, row["use"], measured, limit, common.verdict(measured, limit)]
                     for label, measured, limit in what

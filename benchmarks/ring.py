@@ -74,10 +74,6 @@ def best(row: dict[str, Any]) -> tuple[str, float]:
     return max(((name, row["ratios"][name]) for name in HAND), key=lambda pair: pair[1])
 
 
-def shown(size: int) -> str:
-    return f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"
-
-
 def promises(rows: list[dict[str, Any]]) -> list[tuple[str, float, float]]:
     """(what, measured, at most) for one number of devices."""
     of = {(row["use"], row["size"]): best(row)[1] for row in rows}
@@ -111,11 +107,11 @@ def report(found: dict[int, list[dict[str, Any]]]) -> list[str]:
         for size in SIZES:
             here = {row["use"]: row for row in rows if row["size"] == size}
             cells = [f"{best(here[use])[1]:.2f} ({best(here[use])[0]})" for use in uses]
-            short.append([devices, shown(size), *cells])
+            short.append([devices, common.shown(size), *cells])
         every += [
             [
                 devices,
-                shown(row["size"]),
+                common.shown(row["size"]),
                 row["use"],
                 row["ms"],
                 *(row["ratios"][name] for name in (*HAND, *EXTRA)),

@@ -11,10 +11,8 @@ import functools
 import gc
 import json
 import math
-import re
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -24,16 +22,6 @@ MESH = {"host": 2, "gpu": 4}
 SIZE, TIME, PER_DEVICE = "mini", 64, 2  # of the model; bytes of an example; examples
 RUNS = 7  # turns of runs for one of traces, which take longer
 MOST_RUN, MOST_TRACE, MOST_EXPLICIT = 1.02, 1.5, 2.0
-_INSTRUCTION = re.compile(r"\s+(?:ROOT )?%?[\w.\-]+ = (\S.*?) ([a-z][\w\-]*)\(")
-
-
-def operations(text: str) -> Counter[tuple[str, str]]:
-    """How often each kind of instruction stands in HLO text with each type, without layouts."""
-    found: Counter[tuple[str, str]] = Counter()
-    for line in text.splitlines():
-        if match := _INSTRUCTION.match(line):
-            found[match[2], re.sub(r"\{[^{}]*\}|/\*.*?\*/", "", match[1])] += 1
-    return found
 
 
 def by_hand(mesh: Any) -> Callable[..., Any]:
@@ -174,7 +162,7 @@ def measure(iterations: int) -> dict[str, Any]:
     apart = jax.tree.map(
         lambda a, b: float(jnp.max(jnp.abs(a - b))), results["by hand"], results["native"]
     )
-    found = {name: operations(f.as_text()) for name, f in compiled.items()}
+    found = {name: common.operations(f.as_text()) for name, f in compiled.items()}
     ours, theirs = found["native"], found["by hand"]
     compiled["itself"] = jax.jit(pure(by_hand(mesh), graph)).lower(state, batch).compile()
     running = in_turns({name: run(name) for name in compiled}, RUNS * iterations)

@@ -11,6 +11,11 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from collc.analysis.certificate import Certificate as Certificate
     from collc.analysis.certificate import verify as verify
+    from collc.analysis.passes import Coalesce as Coalesce
+    from collc.analysis.passes import Pipeline as Pipeline
+    from collc.analysis.passes import Relabel as Relabel
+    from collc.analysis.passes import Roll as Roll
+    from collc.analysis.passes import Rounds as Rounds
     from collc.errors import CollcError as CollcError
     from collc.language.library import find as find
     from collc.language.parse import parse as parse
@@ -35,6 +40,11 @@ if TYPE_CHECKING:
 _HOME = {
     "Certificate": "collc.analysis.certificate",
     "verify": "collc.analysis.certificate",
+    "Coalesce": "collc.analysis.passes",
+    "Pipeline": "collc.analysis.passes",
+    "Relabel": "collc.analysis.passes",
+    "Roll": "collc.analysis.passes",
+    "Rounds": "collc.analysis.passes",
     "CollcError": "collc.errors",
     "find": "collc.language.library",
     "parse": "collc.language.parse",

@@ -49,7 +49,7 @@ class Order:
 
 
 class Pass(ABC):
-    """A rewriting of programs: a frozen dataclass that prints as its call. See collc.analysis.passes.
+    """A rewriting of programs: a frozen dataclass that prints as its call. As collc.Pipeline.
 
     ``slices``: into how many it cuts a chain over several axes; 1 where it rewrites leaves alone.
     """

@@ -141,38 +141,39 @@ def _lower(s: Schedule, part: _Part, xs: Values) -> Lowering:
             for p in parts:
                 xs = yield from _lower(p, part, xs)
             return xs
-        case Beside(parts=parts):
-            axis = len(part.frame.axes)
-            sizes = [x.shape[axis] // len(parts) for x in xs]
-            shares = [
-                [
-                    jax.lax.slice_in_dim(x, i * k, (i + 1) * k, axis=axis)
-                    for x, k in zip(xs, sizes, strict=True)
-                ]
-                for i in range(len(parts))
-            ]
+        case Staggered(parts=parts):
+            stages = stages_of(parts[0])
             # To XLA a loop is one operation: next to it no other axis's rounds can be in flight.
-            roll = part.roll and not isinstance(s, Staggered)
-            own = [replace(part, spare={}, roll=roll) for _ in parts]
-            if isinstance(s, Staggered):
-                stages = stages_of(parts[0])
-                for t, now in enumerate(ticks(len(parts), len(stages))):
-                    if t:
-                        # Or XLA would do a stage of all slices before the next one of any. Unused
-                        # outputs would be dropped, and the tie with them, so all slices take part.
-                        shares = jax.lax.optimization_barrier(shares)
-                    slices = [i for i, _ in now]
-                    done = yield from together(
-                        [_lower(stages[j], own[i], shares[i]) for i, j in now]
-                    )
-                    shares = [
-                        done[slices.index(i)] if i in slices else x for i, x in enumerate(shares)
-                    ]
-                results = shares
-            else:
-                results = yield from together([_lower(*each) for each in zip(parts, own, shares)])
-            return [jnp.concatenate(ys, axis=axis) for ys in zip(*results, strict=True)]
+            own = [replace(part, spare={}, roll=False) for _ in parts]
+            slices = _cut(xs, part.frame, len(parts))
+            for t, now in enumerate(ticks(len(parts), len(stages))):
+                if t:
+                    # Or XLA would do a stage of all slices before the next one of any. Unused
+                    # outputs would be dropped, and the tie with them, so all slices take part.
+                    slices = jax.lax.optimization_barrier(slices)
+                done = yield from together([_lower(stages[j], own[i], slices[i]) for i, j in now])
+                for (i, _), ys in zip(now, done, strict=True):
+                    slices[i] = ys
+            return _joined(slices, part.frame)
+        case Beside(parts=parts):
+            own = [replace(part, spare={}) for _ in parts]
+            shares = _cut(xs, part.frame, len(parts))
+            each = zip(parts, own, shares, strict=True)
+            done = yield from together([_lower(p, mine, share) for p, mine, share in each])
+            return _joined(done, part.frame)
     raise TypeError(f"not a normal form: {s!r}")
+
+
+def _cut(xs: Values, frame: Frame, parts: int) -> list[Values]:
+    """The operands' equal shares of m, by part."""
+    axis = len(frame.axes)
+    each = [jnp.split(x, parts, axis=axis) for x in xs]
+    return [list(share) for share in zip(*each, strict=True)]
+
+
+def _joined(shares: list[Values], frame: Frame) -> Values:
+    axis = len(frame.axes)
+    return [jnp.concatenate(ys, axis=axis) for ys in zip(*shares, strict=True)]
 
 
 def _leaf(leaf: Leaf, part: _Part, xs: Values) -> Lowering:

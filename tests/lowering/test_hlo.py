@@ -112,6 +112,32 @@ def test_rounds_of_other_shapes_of_step(schedule, n):
     assert count(found) == {"collective-permute": verify(schedule, n=n).rounds}
 
 
+@pytest.mark.parametrize("n", [8, 16])
+def test_a_donated_ring_copies_no_whole_buffer(n):
+    """Nor does its code grow with n; a ring that cannot write into its input does copy."""
+    mesh = cases.mesh_of({"x": n})
+    x = jax.ShapeDtypeStruct(
+        (n * n * 1000,), jnp.float32, sharding=jax.NamedSharding(mesh, jax.P("x"))
+    )
+
+    def code(body):
+        mapped = jax.shard_map(
+            body, mesh=mesh, in_specs=jax.P("x"), out_specs=jax.P("x"), check_vma=False
+        )
+        return jax.jit(mapped, donate_argnums=0).lower(x).compile().as_text()
+
+    def copies(text):
+        whole = rf"f32\[({n * 1000}|{n},1000)\]"
+        return len(re.findall(rf"= {whole}\S* copy\(", text))
+
+    ring = parse("ring.all_reduce @ x")
+    text = code(lambda x: collc.psum(x, ring))
+    assert copies(text) == 0
+    code_lines = text[text.index("\n%") :].splitlines()  # not the table of pytest's stack frames
+    assert 100 < len(code_lines) <= 400
+    assert copies(code(lambda x: collc.psum(x, ring) + x[::-1])) > 0
+
+
 @pytest.mark.parametrize("n", [8, 5])
 def test_parts_side_by_side(n):
     """A round of each part, but that XLA joins permutes of equal pairs."""

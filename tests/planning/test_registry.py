@@ -11,7 +11,7 @@ import collc
 from collc.errors import PlanError, ScheduleError
 from collc.language import library
 from collc.planning.registry import algorithm
-from collc.schedules import ring, tree
+from collc.schedules import tree
 
 
 def forms(source):
