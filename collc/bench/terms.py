@@ -89,7 +89,8 @@ def swept(begin: int, end: int, factor: float = 4, step: int | None = None) -> l
                 f"there are more than {MOST_SIZES} sizes from {show_size(begin)} to "
                 f"{show_size(end)}. Take a larger factor or step."
             )
-        size = max(size + 1, int(size * factor)) if step is None else size + step
+        grown = min(size * factor, end + 1) if step is None else size + step
+        size = max(size + 1, int(grown))
     return sizes
 
 

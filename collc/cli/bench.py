@@ -211,7 +211,7 @@ def bench(
         )
         interrupt.starting = False
         rows = _run(sweep, interrupt, json)
-    if plot is not None:
+    if plot is not None and (rows or not interrupt.signal):
         _plot(plot, sweep, rows, json)
     if interrupt.signal:
         raise typer.Exit(128 + interrupt.signal)

@@ -48,6 +48,9 @@ class Order:
         return self.function(n)
 
 
+MOST_SLICES = 4096  # each is a message of its own, and a line of the program
+
+
 class Pass(ABC):
     """A rewriting of programs: a frozen dataclass that prints as its call. As collc.Pipeline.
 
@@ -197,7 +200,22 @@ class Schedule:
                     f"{self}.through takes passes, such as Pipeline(4), not {shown(by)}"
                 )
             result = Through(result, by)
+            result.normal  # noqa: B018  refuses here and now what has no steps to rewrite
         return result
+
+    def program(self, n: int) -> Program:
+        """The steps of a schedule of one leaf for n ranks, before relabelling.
+
+        Raises ScheduleError for several leaves, and as ``collc.language.expand.expand``.
+        """
+        from collc.language.expand import expand
+
+        if not isinstance(self.normal, Leaf):
+            raise ScheduleError(
+                f"{self} has several leaves, each with a program of its own: "
+                "[leaf.program(n) for leaf in schedule.leaves()]."
+            )
+        return expand(self.normal, n)
 
     @cached_property
     def normal(self) -> "Schedule":
@@ -293,12 +311,6 @@ class Leaf(Schedule):
     @property
     def native(self) -> bool:
         return self.steps is None
-
-    def program(self, n: int) -> Program:
-        """Its steps for n ranks, before relabelling. Raises as ``collc.language.expand.expand``."""
-        from collc.language.expand import expand
-
-        return expand(self, n)
 
     @property
     def facing(self) -> Kind:
@@ -412,6 +424,9 @@ def beside(*parts: Schedule) -> Schedule:
 def _some(parts: tuple[Schedule, ...], caller: str) -> tuple[Schedule, ...]:
     if not parts:
         raise ScheduleError(f"{caller}() needs at least one schedule")
+    for part in parts:
+        if not isinstance(part, Schedule):
+            raise ScheduleError(f"{caller}() takes schedules, not {shown(part)}")
     return parts
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from collc.errors import CollcError, ScheduleError
 from collc.language.algebra import Leaf, Pass, Relabel
 from collc.language.foreign import line_in, reworded, said, short, shown
-from collc.language.ir import ALL, MOST_SENDS, Ints, Move, Program, Step, few_enough, ranks
+from collc.language.ir import ALL, MOST_SENDS, Ints, Move, Program, Step, few_enough, integer, ranks
 from collc.language.states import KINDS, Kind
 
 
@@ -22,8 +22,9 @@ def expand(leaf: Leaf, n: int) -> Program:
     """
     if leaf.steps is None:
         raise ScheduleError(f"{leaf} is XLA's own collective: it has no steps of ours")
+    given, n = n, integer(n) or 0
     if n < 1:
-        raise ScheduleError(f"{leaf}: n has to be at least 1, not {n}")
+        raise ScheduleError(f"{leaf}: n is a number of ranks, at least 1, not {shown(given)}")
     name = leaf.name or getattr(leaf.steps, "__name__", "schedule")
     program = _expand(leaf.steps, name, leaf.kind, leaf.chunks, n, leaf.file)
     for by in leaf.rewrites:

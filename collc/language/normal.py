@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from collc.errors import ScheduleError
 from collc.language.algebra import (
+    MOST_SLICES,
     Beside,
     Dual,
     Leaf,
@@ -127,12 +128,21 @@ def _through(s: Schedule, by: Pass) -> Schedule:
         case Leaf():
             return replace(s, rewrites=(*s.rewrites, by))
         case Staggered(parts=parts) if by.slices > 1:
-            return _raw(Staggered, parts * by.slices)
+            return _raw(Staggered, _few(parts, by) * by.slices)
         case Then() if by.slices > 1 and len({leaf.axes for leaf in s.leaves()}) > 1:
-            return _raw(Staggered, (s,) * by.slices)
+            return _raw(Staggered, _few((s,), by) * by.slices)
         case Several(parts=parts):
             return _raw(type(s), tuple(_through(p, by) for p in parts))
     raise TypeError(f"not a normal form: {s!r}")
+
+
+def _few(parts: tuple[Schedule, ...], by: Pass) -> tuple[Schedule, ...]:
+    slices = len(parts) * by.slices
+    if slices > MOST_SLICES:
+        raise ScheduleError(
+            f"{by}: {slices:,} slices are more than the {MOST_SLICES:,} that can be."
+        )
+    return parts
 
 
 def _join(relabels: tuple[Relabel, ...], by: Relabel) -> tuple[Relabel, ...]:

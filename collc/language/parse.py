@@ -127,7 +127,9 @@ class _Reader:
             case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords):
                 if name not in passes():
                     raise self.refuse(node, f"no pass {name!r}. {nearest(name, passes())}")
-                given = {k.arg: self.literal(k.value) for k in keywords if k.arg}
+                if any(k.arg is None for k in keywords):
+                    raise self.refuse(node, "parameters are literals: no **")
+                given = {str(k.arg): self.literal(k.value) for k in keywords}
                 try:
                     return passes()[name](*map(self.literal, args), **given)
                 except TypeError as e:
@@ -139,7 +141,7 @@ class _Reader:
     def literal(self, node: ast.expr) -> object:
         try:
             return ast.literal_eval(node)
-        except ValueError:
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
             raise self.refuse(node, "expected a literal") from None
 
     def refuse(self, node: ast.expr, why: str) -> ScheduleError:

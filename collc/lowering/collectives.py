@@ -211,7 +211,7 @@ def _arrays(name: str, leaves: Sequence[Any]) -> list[jax.Array]:
     for leaf in leaves:
         try:
             value = jnp.asarray(leaf)
-        except TypeError:
+        except (TypeError, ValueError):
             raise DataError(f"collc.{name}: {leaf!r} is no array, nor a number") from None
         if jnp.issubdtype(value.dtype, jax.dtypes.extended):
             raise DataError(
@@ -425,13 +425,15 @@ def _whole(
     use: _Use, values: list[jax.Array], specs: list[PartitionSpec | None] | None
 ) -> list[jax.Array]:
     """Leaves in, leaves of the same shapes out."""
+    auto = operands.automatic()
+    if specs is not None and not auto:
+        raise DataError("specs= has no effect here: no axis of the mesh is automatic. Drop it.")
     if use.native:
+        for v, spec in zip(values, specs or [], strict=False):
+            operands.sharded_dims(v, spec, auto)  # refuses a spec that cannot be
         done = use.run([v.reshape(1) if v.ndim == 0 else v for v in values])
         return [y.reshape(v.shape) for v, y in zip(values, done, strict=True)]
-    auto = operands.automatic()
     if not auto:
-        if specs is not None:
-            raise DataError("specs= has no effect here: no axis of the mesh is automatic. Drop it.")
         done = operands.flat([v.reshape(-1) for v in values], use.run)
         return [y.reshape(v.shape) for v, y in zip(values, done, strict=True)]
     each = [None] * len(values) if specs is None else specs

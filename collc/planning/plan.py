@@ -198,7 +198,7 @@ def plan(
         raise PlanError(
             f'"auto" chooses for all axes of a plan together, but {rest} has a schedule of its own.'
         )
-    use = use or "fresh"
+    use = "fresh" if use is None else use
     if use not in USES:
         raise PlanError(f"use is {', '.join(USES)}, not {use!r}")
     _known(mesh, axes)

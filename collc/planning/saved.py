@@ -9,6 +9,7 @@ from collc.errors import CollcError, PlanError, ScheduleError
 from collc.language.states import COLLECTIVES
 from collc.planning.plan import Plan, digest_of, make
 from collc.planning.tune import Tuned, read_choices
+from collc.receipts.timing import USES
 
 
 def text(plan: Plan) -> str:
@@ -56,6 +57,8 @@ def read(text: str, mesh: Mesh | AbstractMesh, path: str) -> Plan:
             raise ValueError("it is tuned for several uses")
         by_size = None
         for use, own in tuned.items():
+            if use not in USES:
+                raise ValueError(f"tuned for {use!r}, which is none of {', '.join(USES)}")
             by_size = Tuned(use, read_choices([line for _, line in own]))
     except (ValueError, ScheduleError) as e:
         raise PlanError(f"{path} is damaged ({e}). Make the plan again.") from None

@@ -11,13 +11,16 @@ import math
 import os
 import platform
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import pairwise, product
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from collc.analysis import cache
@@ -93,17 +96,39 @@ def tune(mesh: Mesh | AbstractMesh, axes: tuple[str, ...], use: str) -> Tuned:
             '"auto" runs schedules on the devices: give a jax.sharding.Mesh that has some.'
         )
     options = list(candidates(mesh, axes))
+    if len(options) == 1:
+        return Tuned(use, ((0, options[0]),))
     path = _path(mesh, axes, use, options)
-    kept = share("the schedules chosen earlier", _read(path))
+    kept = share("the schedules chosen earlier", _read(path, options))
     if not kept:
-        kept = share("the schedules chosen now", "\n".join(_sweep(mesh, axes, use, options)))
+        _ready()
+        with _among(mesh):
+            found = "\n".join(_sweep(mesh, axes, use, options))
+        kept = share("the schedules chosen now", found)
         cache.keep(path, kept)
-    return Tuned(use, read_choices(kept.splitlines()), str(path))
+    return Tuned(use, read_choices(kept.splitlines()), str(path) if path.exists() else "")
+
+
+def _ready() -> None:
+    """Raises PlanError where programs cannot be run for their time."""
+    if isinstance(jnp.zeros(()), Tracer):
+        raise PlanError(
+            '"auto" runs schedules on the devices: make the plan outside of jit and shard_map.'
+        )
+    if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
+        raise PlanError('"auto" times compiled schedules: make the plan without jax_disable_jit.')
+
+
+def _among(mesh: Mesh) -> AbstractContextManager[Any]:
+    """The mesh as the current one, where another may be."""
+    return nullcontext() if jax.sharding.get_abstract_mesh().empty else jax.set_mesh(mesh)
 
 
 def candidates(mesh: Mesh, axes: tuple[str, ...]) -> Iterator[Schedule]:
     """The all-reduces that a sweep compares, XLA's own first; all of them proved and consistent."""
     yield native("all_reduce") @ axes
+    if math.prod(mesh.shape[a] for a in axes) == 1:
+        return
     if len(axes) == 1:
         found = [parse(text) @ axes for text in ALONE]
     else:
@@ -189,11 +214,11 @@ def _path(mesh: Mesh, axes: tuple[str, ...], use: str, options: Sequence[Schedul
     return cache.folder() / "tuned" / f"{name}.txt"
 
 
-def _read(path: Path) -> str:
-    """What is kept there; "" where there is nothing, or nothing that can be read."""
+def _read(path: Path, options: Sequence[Schedule]) -> str:
+    """What is kept there; "" where there is nothing, or nothing that a sweep would have written."""
     try:
         text = path.read_text(encoding="utf-8")
-        read_choices(text.splitlines())
+        known = all(schedule in options for _, schedule in read_choices(text.splitlines()))
     except (OSError, ValueError, CollcError):
         return ""
-    return text
+    return text if known else ""

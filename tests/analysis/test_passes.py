@@ -232,9 +232,9 @@ def test_what_cannot_apply_says_why():
             f"{by} cannot apply to {program.name} (n = {program.n}): {why}"
         )
     for wrong in (0, -1, 1.5, True, "2", None):
-        with pytest.raises(ScheduleError, match=r"k is a positive integer, not"):
+        with pytest.raises(ScheduleError, match=r"k is a positive integer, at most 4,096, not"):
             Pipeline(wrong)
-        with pytest.raises(ScheduleError, match=r"ports is a positive integer, not"):
+        with pytest.raises(ScheduleError, match=r"ports is a positive integer, at most .*, not"):
             Rounds(wrong)
     with pytest.raises(
         ScheduleError, match=r"XLA's own collective: it has no steps for Pipeline\(2\)"
@@ -326,3 +326,35 @@ def test_passes_are_known_by_name():
     )
     assert tree.reduce.through(Pipeline(k=2)) == collc.parse("tree.reduce.through(Pipeline(k=2))")
     assert str(tree.reduce.through(Rounds(ports=2))) == "tree.reduce.through(Rounds(ports=2))"
+
+
+def test_bounds_and_kinds_of_arguments():
+    for text in (
+        "chain.all_reduce.through(Pipeline(100000000000000000000))",
+        "chain.all_reduce.through(Pipeline(4097))",
+        "(chain.all_reduce @ x >> tree.all_reduce @ y).through(Pipeline(4096), Pipeline(2))",
+        "server.gather.through(Rounds(**{'ports': 2}))",
+        "ring.rings({(0, []), 1})",
+        "native.all_reduce.through(Roll())",
+    ):
+        with pytest.raises(ScheduleError):
+            collc.parse(text)
+    for n in (True, "4", None, 4.0, 0):
+        with pytest.raises(ScheduleError, match="n is a number of ranks, at least 1, not"):
+            tree.reduce.program(n)
+    assert tree.reduce.program(np.int64(4)) is tree.reduce.program(4)
+    assert collc.verify(tree.reduce, n=1).steps == 0
+    with pytest.raises(ScheduleError, match="has several leaves, each with a program of its own"):
+        tree.all_reduce.program(4)
+    with pytest.raises(ScheduleError, match=r"takes a program, as of leaf\.program\(8\)"):
+        Pipeline(2)(tree.reduce)
+    with pytest.raises(ScheduleError, match="takes at least one pass"):
+        tree.reduce.through()
+    for labels in (3, ([1], [2])):
+        with pytest.raises(ScheduleError, match="a label for each rank"):
+            Relabel.grouped(labels)
+    for join in (cl.then, cl.beside):
+        for parts in ((), (ring.all_reduce, "x"), (1,), ([ring.all_reduce, ring.all_reduce],)):
+            with pytest.raises(ScheduleError, match=r"needs at least one schedule|takes schedules"):
+                join(*parts)
+        assert join(ring.all_reduce) == ring.all_reduce

@@ -238,7 +238,7 @@ def test_what_is_no_generator():
     assert "the schedule raised TypeError" in refusal(cl.reduce(lambda: iter([])))
     listed = cl.reduce(lambda n: [add(ALL, ranks(n)[1:], 0)])
     assert collc.verify(listed, n=4).steps == 1
-    assert "n has to be at least 1, not 0" in refusal(listed, 0)
+    assert "n is a number of ranks, at least 1, not 0" in refusal(listed, 0)
 
 
 def test_chunks_that_no_memory_holds():

@@ -84,7 +84,16 @@ def test_kept_for_the_next_time(measured):
         count += len(tune.SIZES)
         assert len(asked) == count
     path = first.tuned.where
-    for damage in ("", "0 = rnig.all_reduce @ gpu\n", "5 = native.all_reduce @ gpu\n", "\0", "x"):
+    for damage in (
+        "",
+        "0 = rnig.all_reduce @ gpu\n",
+        "5 = native.all_reduce @ gpu\n",
+        "0 = ring.all_gather @ gpu\n",  # no candidate of the sweep
+        "0 = allpairs.one_shot @ gpu\n",
+        "0 = server.shards({[]: 1}) @ gpu\n",
+        "\0",
+        "x",
+    ):
         with open(path, "w") as f:
             f.write(damage)
         assert collc.plan(make_mesh(4), "auto") == first
@@ -188,11 +197,31 @@ def test_what_is_slower_now_and_then_does_not_replace(monkeypatch):
     assert {str(s): x for s, x in found.items()} == {str(options[0]): tune.WORTH, steady: 0.9}
 
 
+def test_nothing_to_choose_on_one_rank(measured):
+    plan = collc.plan(make_mesh(1), "auto")
+    assert measured[0] == [] and str(plan.schedule("all_reduce", size=5)) == OWN
+
+
+def test_a_sweep_needs_to_run_programs(monkeypatch, tmp_path):
+    monkeypatch.setenv("COLLC_CACHE", str(tmp_path))
+    monkeypatch.setattr(tune, "SIZES", (256, 4096))
+    monkeypatch.setattr(tune, "TURNS", (1, 1))
+    monkeypatch.setattr(tune, "ALONE", tune.ALONE[:1])
+    mesh = make_mesh(2)
+    with pytest.raises(PlanError, match="make the plan outside of jit and shard_map"):
+        jax.jit(lambda x: (collc.plan(mesh, "auto"), x)[1])(1.0)
+    with jax.disable_jit(), pytest.raises(PlanError, match="without jax_disable_jit"):
+        collc.plan(mesh, "auto")
+    with jax.set_mesh(make_mesh(4)):  # another one
+        assert collc.plan(mesh, "auto").axes == ("gpu",)
+
+
 def test_refusals():
     mesh = make_mesh(2, 2)
     for axes, use, error, why in (
         ({"gpu": "ring"}, "fresh", PlanError, "use='fresh' has an effect on \"auto\" only"),
         ({"gpu": "ring", "host": "auto"}, None, PlanError, '"auto" chooses for all axes of a plan'),
+        ("auto", "", PlanError, "use is fresh, donated, intermediate, not ''"),
         ("auto", "donate", PlanError, "use is fresh, donated, intermediate, not 'donate'"),
         (
             "ring",

@@ -32,11 +32,11 @@ class Proved(Pass):
         return ScheduleError(f"{self} cannot apply to {program.name} (n = {program.n}): {why}")
 
 
-def positive(by: Pass, value: object, name: str) -> None:
-    """Raises ScheduleError where a pass's parameter is no positive integer."""
-    if (integer(value) or 0) < 1:
+def positive(by: Pass, value: object, name: str, most: int) -> None:
+    """Raises ScheduleError where a pass's parameter is no positive integer, or too large."""
+    if not 1 <= (integer(value) or 0) <= most:
         raise ScheduleError(
-            f"{type(by).__name__}: {name} is a positive integer, not {shown(value)}"
+            f"{type(by).__name__}: {name} is a positive integer, at most {most:,}, not {shown(value)}"
         )
 
 

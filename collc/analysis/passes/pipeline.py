@@ -8,7 +8,8 @@ import numpy as np
 
 from collc.analysis.passes.base import Proved, cells_of, positive
 from collc.analysis.rounds import colouring
-from collc.language.ir import Ints, Program, Step, joined
+from collc.language.algebra import MOST_SLICES
+from collc.language.ir import Ints, Program, Step, few_enough, joined
 
 
 @dataclass(frozen=True, repr=False)
@@ -34,7 +35,7 @@ class Pipeline(Proved):
     k: int
 
     def __post_init__(self) -> None:
-        positive(self, self.k, "k")
+        positive(self, self.k, "k", MOST_SLICES)
 
     def __repr__(self) -> str:
         return f"Pipeline({self.k})"
@@ -52,6 +53,7 @@ class Pipeline(Proved):
                 f"chunk c of its {program.kind} belongs to rank c. Slice a chain over several axes, or "
                 "put copies of the schedule side by side with |.",
             )
+        few_enough(self.k * sum(step.size for step in program.dense_steps()))
         dense = list(program.dense_steps())
         when, period = self._times(program, dense)
         at: dict[int, list[tuple[int, Step]]] = {}

@@ -1,10 +1,13 @@
 """Orders of the ranks that follow the machine."""
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from collc.analysis.passes.base import Proved
+from collc.errors import ScheduleError
 from collc.language import algebra
 from collc.language.expand import permutation, relabelled
+from collc.language.foreign import shown
 from collc.language.ir import Program
 
 
@@ -28,13 +31,18 @@ class Relabel(algebra.Relabel, Proved):
     __str__ = __repr__
 
     @classmethod
-    def grouped(cls, labels: tuple[object, ...]) -> "Relabel":
+    def grouped(cls, labels: Sequence[Hashable]) -> "Relabel":
         """The order that visits group after group, given each rank's: a ring leaves each group once.
 
         >>> Relabel.grouped(("host1", "host0", "host1", "host0"))
         Relabel(order=(0, 2, 1, 3))
         """
-        first = {label: i for i, label in reversed(list(enumerate(labels)))}
+        try:
+            first = {label: i for i, label in reversed(list(enumerate(labels)))}
+        except TypeError:
+            raise ScheduleError(
+                f"Relabel.grouped takes a label for each rank, as its host's name, not {shown(labels)}"
+            ) from None
         return cls(order=tuple(sorted(range(len(labels)), key=lambda r: (first[labels[r]], r))))
 
     def rewrite(self, program: Program) -> Program:

@@ -8,7 +8,7 @@ import numpy as np
 from collc.analysis.passes.base import Proved, cells_of, positive
 from collc.analysis.relative import rolled
 from collc.analysis.rounds import colours
-from collc.language.ir import Ints, Program, Step, joined
+from collc.language.ir import MOST_SENDS, Ints, Program, Step, joined
 
 
 @dataclass(frozen=True, repr=False)
@@ -27,7 +27,7 @@ class Rounds(Proved):
     ports: int = 1
 
     def __post_init__(self) -> None:
-        positive(self, self.ports, "ports")
+        positive(self, self.ports, "ports", MOST_SENDS)
 
     def __repr__(self) -> str:
         return f"Rounds({'' if self.ports == 1 else f'ports={self.ports}'})"
