@@ -47,7 +47,12 @@ class Row:
 
     @property
     def states(self) -> str:
-        return f"{self.before} -> {self.after}" if self.before else ""
+        if not self.before or not self.after:
+            return ""
+        # Of several axes that do the same, once.
+        each = zip(self.before.split(","), self.after.split(","), strict=True)
+        before, after = zip(*dict.fromkeys(each), strict=True)
+        return f"{','.join(before)} -> {','.join(after)}"
 
 
 @guarded
@@ -167,6 +172,7 @@ def _print(rows: list[Row], sizes: Mapping[str, int] | None) -> None:
     table.add_column("schedule", no_wrap=console.width >= 80, overflow="fold", style="bold")
     if wide:
         table.add_column("collective", no_wrap=True)
+    if wide and not sizes:
         table.add_column("before -> after", no_wrap=True)
     if sizes:
         for title in ("steps", "rounds", "sent", "received"):
@@ -181,7 +187,8 @@ def _print(rows: list[Row], sizes: Mapping[str, int] | None) -> None:
         if row.error:
             costs[0] = Text("refused", "red")
         if wide:
-            about = [Text(row.collective or "-"), Text(row.states or "-"), *costs, Text(row.about)]
+            states = [] if sizes else [Text(row.states or "-")]
+            about = [Text(row.collective or "-"), *states, *costs, Text(row.about)]
         elif sizes:
             about = costs
         else:

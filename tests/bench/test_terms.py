@@ -36,6 +36,7 @@ def test_sweeps():
     assert swept(8, 128, 2) == [8, 16, 32, 64, 128]
     assert swept(4096, 20000) == [4096, 16384]
     assert swept(100, 100) == [100]
+    assert swept(4, 8, 1e308) == [4]
     assert swept(10, 40, step=15) == [10, 25, 40]
     assert swept(1, 4, 1.1) == [1, 2, 3, 4], "every size is larger than the last"
 
