@@ -156,7 +156,7 @@ def _sweep(
 def _ratios(
     mesh: Mesh, axes: tuple[str, ...], use: str, options: Sequence[Schedule], size: int
 ) -> dict[Schedule, float]:
-    """The time to that of XLA's own of what may replace it at one size; XLA's own has WORTH."""
+    """The time of what is not hopeless at one size, to that of XLA's own; that itself has WORTH."""
     count = mesh.size * size // 4
     spread = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
     make = jax.jit(lambda: jnp.zeros(count, jnp.float32), out_shardings=spread)
@@ -172,13 +172,12 @@ def _ratios(
     hopeful = share("what is measured further", json.dumps(hopeful))
     kept = {name: calls[name] for name in (str(own), *json.loads(hopeful))}
     seconds = in_turns(kept, TURNS[1])
-    found = {}
-    for schedule in options:
+    found = {own: WORTH}
+    for schedule in options[1:]:
         if (name := str(schedule)) in kept:
             ratios = seconds[name] / seconds[str(own)]
             steady = np.quantile(ratios, 0.75) < 1  # not by luck
-            if schedule == own or steady:
-                found[schedule] = WORTH if schedule == own else float(np.median(ratios))
+            found[schedule] = float(np.median(ratios) if steady else max(1, np.median(ratios)))
     return found
 
 
@@ -192,7 +191,7 @@ def _crossing(
 ) -> int:
     """The size from which on ``two`` is taken: log-linear between the two swept ones.
 
-    What was no candidate at one of them counts there as a third slower.
+    What was hopeless at one of them counts there as a third slower.
     """
     slow = math.log(4 / 3)
     before = math.log(at_low[two] / at_low[one]) if two in at_low else slow

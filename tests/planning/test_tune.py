@@ -194,7 +194,11 @@ def test_what_is_slower_now_and_then_does_not_replace(monkeypatch):
 
     monkeypatch.setattr(tune, "in_turns", in_turns)
     found = tune._ratios(mesh, ("gpu",), "fresh", options, 64)
-    assert {str(s): x for s, x in found.items()} == {str(options[0]): tune.WORTH, steady: 0.9}
+    assert {str(s): x for s, x in found.items()} == {
+        str(options[0]): tune.WORTH,
+        steady: 0.9,
+        lucky: 1.0,
+    }
 
 
 def test_nothing_to_choose_on_one_rank(measured):
