@@ -54,7 +54,7 @@ def explain(plan: Plan) -> str:
     if plan.tuned is not None:
         lines.append(
             f"Chosen for {plan.tuned.use} values by a sweep on this machine: clearly faster than XLA's "
-            f"own, or XLA's own.{f' Kept in {plan.tuned.where}.' if plan.tuned.where else ''}"
+            f"own, or XLA's own.{f' What was measured: {plan.tuned.where}.' if plan.tuned.where else ''}"
         )
     rest = [a for a, n in plan.sizes if a not in plan.axes and n > 1]
     if rest:

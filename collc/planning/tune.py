@@ -74,9 +74,11 @@ class Tuned:
 
 
 def read_choices(lines: Sequence[str]) -> tuple[tuple[int, Schedule], ...]:
-    """The way back from ``Tuned.lines``. Raises ValueError where they are none."""
+    """The way back from ``Tuned.lines``, among comments. Raises ValueError where they are none."""
     choices = []
     for line in lines:
+        if line.startswith("#"):
+            continue
         least, text = line.split(" = ", 1)
         choices.append((int(least), parse(text)))
     bounds = [least for least, _ in choices]
@@ -144,8 +146,14 @@ def candidates(mesh: Mesh, axes: tuple[str, ...]) -> Iterator[Schedule]:
 def _sweep(
     mesh: Mesh, axes: tuple[str, ...], use: str, options: Sequence[Schedule]
 ) -> Iterator[str]:
-    """The lines of what is chosen: at each size the fastest, and between two sizes the change."""
+    """The lines of what is chosen: at each size the fastest, and between two sizes the change.
+
+    Before them, as comments, what was measured.
+    """
     found = [_ratios(mesh, axes, use, options, size) for size in SIZES]
+    for size, each in zip(SIZES, found, strict=True):
+        measured = ", ".join(f"{s} {each[s]:.2f}" for s in options[1:] if s in each)
+        yield f"# {size} bytes, to {options[0]}: {measured or 'all others were hopeless'}"
     best = [min(each, key=lambda s, each=each: each[s]) for each in found]
     yield f"0 = {best[0]}"
     for i, (one, two) in enumerate(pairwise(best)):

@@ -84,6 +84,10 @@ def test_kept_for_the_next_time(measured):
         count += len(tune.SIZES)
         assert len(asked) == count
     path = first.tuned.where
+    with open(path) as f:
+        kept = f.read().splitlines()
+    assert kept[0] == f"# {tune.SIZES[0]} bytes, to {OWN}: all others were hopeless"
+    assert kept[4] == f"# {tune.SIZES[4]} bytes, to {OWN}: {HALVES} 0.50"
     for damage in (
         "",
         "0 = rnig.all_reduce @ gpu\n",
@@ -99,7 +103,9 @@ def test_kept_for_the_next_time(measured):
         assert collc.plan(make_mesh(4), "auto") == first
         count += len(tune.SIZES)
         assert len(asked) == count
-    assert re.search(r"Chosen for fresh values.*Kept in", " ".join(first.explain().split()))
+    assert re.search(
+        r"Chosen for fresh values.*What was measured: ", " ".join(first.explain().split())
+    )
 
 
 def test_saved_and_loaded(measured, tmp_path):

@@ -53,8 +53,8 @@ class Pipeline(Proved):
                 f"chunk c of its {program.kind} belongs to rank c. Slice a chain over several axes, or "
                 "put copies of the schedule side by side with |.",
             )
-        few_enough(self.k * sum(step.size for step in program.dense_steps()))
         dense = list(program.dense_steps())
+        few_enough(self.k * sum(step.size for step in dense))
         when, period = self._times(program, dense)
         at: dict[int, list[tuple[int, Step]]] = {}
         for step, times in zip(dense, when, strict=True):
