@@ -59,6 +59,9 @@ class Table:
                 "the root contributes stands for it"
             )
         lines += [f"{use}: {text}" for use, text in self._uses().items()]
+        proofs = {label: certify(x, dict(s.mesh.shape)) for label, x in s.schedules.items()}
+        if loose := [label for label, c in proofs.items() if c.consistent is False]:
+            lines.append(f"replicas may differ in the last bit: {', '.join(loose)}")
         if on["platform"] == "cpu":
             lines.append(CPU)
         lines += [f"{short} {label}" for label, short in self.names.items() if short[0] == "["]

@@ -63,7 +63,7 @@ Timeout = Annotated[
         "--timeout",
         metavar="SECONDS",
         callback=_seconds,
-        help="Stop after this long: a schedule file may never end.",
+        help="How long to load and prove: a schedule file may never end.",
     ),
 ]
 

@@ -77,6 +77,13 @@ def test_a_use_that_is_not_possible_is_empty(mesh):
     ]  # fmt: skip
 
 
+def test_replicas_that_may_differ_are_named(mesh):
+    both = ["allpairs.one_shot @ (host, gpu)", "ring.all_reduce @ (host, gpu)"]
+    said = [line for line in Table(prepare(mesh, both, [64])).header() if "replicas" in line]
+    assert len(said) == 1 and "allpairs.one_shot" in said[0] and "ring" not in said[0]
+    assert not any("replicas" in line for line in Table(prepare(mesh, [RING], [64])).header())
+
+
 def test_it_can_be_stopped(mesh):
     class Stop(Exception):
         pass
