@@ -8,6 +8,7 @@ each use of the buffer, which sweeps, and then compares. All take turns, call by
 the median over the turns of the plan's time to another's.
 """
 
+import functools
 import json
 import sys
 import tempfile
@@ -55,13 +56,11 @@ def measure(devices: int, iterations: int) -> dict[str, Any]:
     import os
 
     import jax
-    import jax.numpy as jnp
     import numpy as np
-    from jax.sharding import NamedSharding, PartitionSpec
 
     import collc
     from collc.planning.tune import SIZES as SWEPT
-    from collc.receipts.timing import USES, Repeated, compiled, in_turns, per_device, ratio
+    from collc.receipts.timing import USES, Repeated, compiled, in_turns, per_device, ratio, zeros
 
     assert not set(SIZES) & set(SWEPT)
     mesh = jax.make_mesh((devices,), ("gpu",))
@@ -74,11 +73,7 @@ def measure(devices: int, iterations: int) -> dict[str, Any]:
             plan = collc.plan(mesh, "auto", use=use)
             sweeps[use] = time.perf_counter() - began
             for size in SIZES:
-                count = devices * size // 4
-                make = jax.jit(
-                    lambda count=count: jnp.zeros(count, jnp.float32),
-                    out_shardings=NamedSharding(mesh, PartitionSpec("gpu")),
-                )
+                make = functools.partial(zeros, mesh, devices * size // 4)
                 x, donated = make(), use == "donated"
                 chosen = plan.schedule("all_reduce", size=size)
                 functions = {

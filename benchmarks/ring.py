@@ -7,6 +7,7 @@ A process for each number of devices. In it, for each size and use of the buffer
 take turns, call by call; a figure is the median over the turns of collc's time to another's.
 """
 
+import functools
 import json
 import sys
 from typing import Any
@@ -24,12 +25,10 @@ def measure(devices: int, iterations: int) -> list[dict[str, Any]]:
     """The medians of one process: for each size and use, collc's ms and its ratios to the others."""
     import hand_rings
     import jax
-    import jax.numpy as jnp
     import numpy as np
-    from jax.sharding import NamedSharding, PartitionSpec
 
     from collc.language.library import find
-    from collc.receipts.timing import USES, Repeated, compiled, in_turns, per_device, ratio
+    from collc.receipts.timing import USES, Repeated, compiled, in_turns, per_device, ratio, zeros
 
     mesh = jax.make_mesh((devices,), (hand_rings.AXIS,))
     ring = per_device("all_reduce", find("ring.all_reduce") @ hand_rings.AXIS)
@@ -43,10 +42,7 @@ def measure(devices: int, iterations: int) -> list[dict[str, Any]]:
     assert [*functions] == ["collc", *HAND, *EXTRA]
     found = []
     for size in SIZES:
-        make = jax.jit(
-            lambda shape=(devices * size // 4,): jnp.zeros(shape, jnp.float32),
-            out_shardings=NamedSharding(mesh, PartitionSpec(hand_rings.AXIS)),
-        )
+        make = functools.partial(zeros, mesh, devices * size // 4)
         for use in USES:
             donated = use == "donated"
             x = make()

@@ -3,7 +3,7 @@
 import functools
 import hashlib
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import InitVar, dataclass, replace
 from fractions import Fraction
 
@@ -172,12 +172,14 @@ def _certify(
         schedule=schedule,
         sizes=sizes,
         type=str(schedule.type),
-        steps=_steps(schedule.normal, size),
+        steps=_chain(schedule.normal, size, lambda p: p.steps if p else 1, staggered=True),
         rounds=sum(p.rounds for p in ours),
         sent=sent,
         received=received,
         bound=bounds(kind, math.prod(size.values())) if kind else None,
-        depth=None if trusted else _depth(schedule.normal, size),
+        depth=None
+        if trusted
+        else _chain(schedule.normal, size, lambda p: p.depth if p else 0, staggered=False),
         consistent=_all(bool(trusted), (p.consistent for p in finals)),
         narrow=_all(bool(trusted), (p.narrow for p in finals)),
         trusted=trusted,
@@ -265,32 +267,23 @@ def _weighed(
             held.update(after)
 
 
-def _steps(s: Schedule, size: Mapping[str, int]) -> int:
-    """Steps add up one after another, and side by side the most count; native leaves are one each."""
+def _chain(
+    s: Schedule, size: Mapping[str, int], of: Callable[[Proof | None], int], staggered: bool
+) -> int:
+    """A count that adds up one after another, and of which the largest counts side by side.
+
+    ``staggered``: whether slices wait for one another, as steps do, but chains of additions do not.
+    """
     match s:
         case Leaf():
-            proof = proof_of(s, size)
-            return proof.steps if proof else 1
+            return of(proof_of(s, size))
         case Then(parts=parts):
-            return sum(_steps(p, size) for p in parts)
-        case Staggered(parts=parts):
-            each = [_steps(stage, size) for stage in stages_of(parts[0])]
+            return sum(_chain(p, size, of, staggered) for p in parts)
+        case Staggered(parts=parts) if staggered:
+            each = [_chain(stage, size, of, staggered) for stage in stages_of(parts[0])]
             return sum(max(each[j] for _, j in now) for now in ticks(len(parts), len(each)))
         case Beside(parts=parts):
-            return max(_steps(p, size) for p in parts)
-    raise TypeError(s)
-
-
-def _depth(s: Schedule, size: Mapping[str, int]) -> int:
-    """The longest chain of additions."""
-    match s:
-        case Leaf():
-            proof = proof_of(s, size)
-            return proof.depth if proof else 0
-        case Then(parts=parts):
-            return sum(_depth(p, size) for p in parts)
-        case Beside(parts=parts):
-            return max(_depth(p, size) for p in parts)
+            return max(_chain(p, size, of, staggered) for p in parts)
     raise TypeError(s)
 
 

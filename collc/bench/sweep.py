@@ -7,9 +7,8 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 from numpy.typing import NDArray
 
 from collc.bench import memory
@@ -26,7 +25,7 @@ from collc.bench.terms import (
 from collc.errors import DataError, MeshError, ScheduleError, nearest
 from collc.language.algebra import Schedule, show_axes
 from collc.language.library import find
-from collc.receipts.timing import USES, Repeated, compiled, in_turns, per_device, ratio
+from collc.receipts.timing import USES, Repeated, compiled, in_turns, per_device, ratio, zeros
 
 ALL, ALONE = "all", "alone"
 LAX = {
@@ -141,7 +140,7 @@ class Sweep:
     ) -> tuple[dict[str, NDArray[np.float64]], dict[str, int]]:
         """Seconds of each call, [iterations], and the number of wrong elements, by label."""
         length, _ = lengths(self.collective, count, self.ranks)
-        x = _zeros(mesh, length * mesh.devices.size, self.dtype)
+        x = zeros(mesh, length * mesh.devices.size, self.dtype)
         functions = {}
         for label, on in {self.base: self.axes, **self.schedules}.items():
             going()
@@ -154,7 +153,7 @@ class Sweep:
         donated = use == "donated"
         calls = {}
         for label, function in functions.items():
-            own = _zeros(mesh, x.size, self.dtype) if donated else x
+            own = zeros(mesh, x.size, self.dtype) if donated else x
             calls[label] = _if_going(Repeated(function, own, donated), going)
         del x  # where it is donated nobody needs it
         return in_turns(calls, self.iterations, self.warmup), wrong
@@ -253,12 +252,6 @@ def _statistics(seconds: NDArray[np.float64]) -> dict[str, float]:
         "mean": mean,
         "variation": float(seconds.std()) / mean,
     }
-
-
-def _zeros(mesh: Mesh, length: int, dtype: str) -> jax.Array:
-    """Written by the devices: zeros of the host's may be one page of memory over and over."""
-    sharding = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
-    return jax.jit(partial(jnp.zeros, (length,), dtype), out_shardings=sharding)()
 
 
 def _if_going(function: Callable[..., Any], going: Callable[[], None]) -> Callable[..., Any]:

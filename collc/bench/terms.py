@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from collc.errors import DataError, nearest
+from collc.language.states import COLLECTIVES, KINDS, SHARD
 
 # Those whose buffer is cut in a chunk for each rank, so that ranks have to be numbered alike.
-CUT = ("reduce_scatter", "all_gather", "all_to_all")
-RESHAPED = ("reduce_scatter", "all_gather")  # an output of another shape takes no input's place
+CUT = tuple(c for c in COLLECTIVES if KINDS[c].scatters)
+# An output of another shape takes no input's place.
+RESHAPED = tuple(c for c in CUT if SHARD in (KINDS[c].before, KINDS[c].after))
 UNITS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 MOST_SIZES = 1000
 

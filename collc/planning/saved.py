@@ -16,7 +16,7 @@ def text(plan: Plan) -> str:
     """The plan's source, with a digest of everything that it sends."""
     size = dict(plan.sizes)
     lines = ["# A plan of collc: one schedule for each mesh axis.", "collc-plan 1"]
-    lines += ["mesh " + " ".join(f"{axis}={n}" for axis, n in size.items())]
+    lines += [f"mesh {_mesh(size)}"]
     lines += [f"axis {axis} {digest_of(a, axis, size)} = {a.source}" for axis, a in plan.algorithms]
     if plan.tuned is not None:
         for (_, schedule), line in zip(plan.tuned.choices, plan.tuned.lines, strict=True):

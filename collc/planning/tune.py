@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh
 
 from collc.analysis import cache
 from collc.analysis.certificate import certify
@@ -31,7 +31,7 @@ from collc.language.parse import parse
 from collc.planning.agree import share
 from collc.planning.compose import composed, native
 from collc.planning.registry import algorithm
-from collc.receipts.timing import Repeated, compiled, in_turns, per_device
+from collc.receipts.timing import Repeated, compiled, in_turns, per_device, zeros
 
 SIZES = tuple(4096 * 8**i for i in range(5))  # bytes per device: 4 KiB to 16 MiB
 WORTH = 0.95  # a schedule replaces XLA's own where it takes at most this much of its time
@@ -165,12 +165,10 @@ def _ratios(
     mesh: Mesh, axes: tuple[str, ...], use: str, options: Sequence[Schedule], size: int
 ) -> dict[Schedule, float]:
     """The time of what is not hopeless at one size, to that of XLA's own; that itself has WORTH."""
-    count = mesh.size * size // 4
-    spread = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
-    make = jax.jit(lambda: jnp.zeros(count, jnp.float32), out_shardings=spread)
-    own, calls, x = options[0], {}, make()
+    count = mesh.size * size // 4  # float32
+    own, calls, x = options[0], {}, zeros(mesh, count)
     for schedule in options:
-        x = make() if use == "donated" else x
+        x = zeros(mesh, count) if use == "donated" else x
         on = axes if schedule == own else schedule
         run = compiled(per_device("all_reduce", on), mesh, x, use)
         calls[str(schedule)] = Repeated(run, x, use == "donated")

@@ -6,12 +6,14 @@ ratio of two calls of one turn is what counts, and the median of those.
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpy.typing import NDArray
 
 from collc.errors import DataError, ScheduleError
@@ -67,6 +69,15 @@ def compiled(function: PerDevice, mesh: Mesh, x: jax.Array, use: str) -> Any:
     spread = PartitionSpec(mesh.axis_names)
     mapped = jax.shard_map(body, mesh=mesh, in_specs=spread, out_specs=spread, check_vma=False)
     return jax.jit(mapped, donate_argnums=(0,) * (use == "donated")).lower(x).compile()
+
+
+def zeros(mesh: Mesh, length: int, dtype: str = "float32") -> jax.Array:
+    """[length], sharded over all axes of the mesh, for calls that are timed.
+
+    Written by the devices: zeros of the host's may be one page of memory over and over.
+    """
+    sharding = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+    return jax.jit(partial(jnp.zeros, (length,), dtype), out_shardings=sharding)()
 
 
 class Repeated:

@@ -1,5 +1,7 @@
 """What all passes share."""
 
+from abc import abstractmethod
+
 from collc.analysis import cache
 from collc.analysis.proof import prove
 from collc.errors import ScheduleError
@@ -25,8 +27,9 @@ class Proved(Pass):
             raise self.refuse(program, "its replicas would add in different orders afterwards.")
         return made
 
+    @abstractmethod
     def rewrite(self, program: Program) -> Program:
-        raise NotImplementedError
+        """The program in other steps. Raises ScheduleError where that cannot be."""
 
     def refuse(self, program: Program, why: str) -> ScheduleError:
         return ScheduleError(f"{self} cannot apply to {program.name} (n = {program.n}): {why}")
