@@ -180,13 +180,13 @@ def _leaf(leaf: Leaf, part: _Part, xs: Values) -> Lowering:
     cut, kind = part.frame, leaf.facing
     place = Place(leaf, cut.sizes, part.op, part.wire)
     if leaf.native and not kind.scatters:
-        with jax.named_scope(_scope(leaf)):
+        with jax.named_scope(scope_of(leaf)):
             return native.lower(place, xs)
     if not kind.scatters:
         rows = [x.reshape(-1, *x.shape[len(cut.axes) + 1 :]) for x in xs]
         chunks = _chunks(leaf, cut.sizes)
         buffers = [r.reshape(chunks, -1, *r.shape[1:]) for r in rows]
-        done = yield from scoped(_scope(leaf), _engine(leaf, place, buffers, None, part.roll))
+        done = yield from scoped(scope_of(leaf), _engine(leaf, place, buffers, None, part.roll))
         return [y.reshape(x.shape) for x, y in zip(xs, done, strict=True)]
     dims = [cut.axes.index(a) for a in leaf.axes]
     shards = kind.before == "shard"
@@ -199,7 +199,7 @@ def _leaf(leaf: Leaf, part: _Part, xs: Values) -> Lowering:
     spare = part.spare.pop(leaf.axes, None) if shards else None
     if kind.after == "shard" and kind.before == "partial":
         part.spare[leaf.axes] = buffers
-    done = yield from scoped(_scope(leaf), _engine(leaf, place, buffers, spare, part.roll))
+    done = yield from scoped(scope_of(leaf), _engine(leaf, place, buffers, spare, part.roll))
     ends = kind.after == "shard"
     whole = [1 if ends else cut.sizes[a] for a in leaf.axes]
     return [
@@ -208,7 +208,7 @@ def _leaf(leaf: Leaf, part: _Part, xs: Values) -> Lowering:
     ]
 
 
-def _scope(leaf: Leaf) -> str:
+def scope_of(leaf: Leaf) -> str:
     """What profilers show: ``collc/ring.all_gather/gpu``. XLA cuts names at an @."""
     return f"collc/{replace(leaf, axes=())}/{','.join(leaf.axes)}"
 

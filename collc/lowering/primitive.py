@@ -26,7 +26,8 @@ from collc.lowering.lower import frame, lower
 from collc.lowering.ranks import rank_in
 from collc.lowering.wire import Cast, Plain, Wire
 
-collective_p = Primitive("collc_collective")
+OURS = "collc_collective"
+collective_p = Primitive(OURS)
 collective_p.multiple_results = True
 
 
@@ -117,6 +118,19 @@ def _abstract(*xs: Any, proved: Proved, kind: str, axes: Any, drop: bool, **_: A
     return outs
 
 
+def carried(dtype: Any, wire: Wire, accumulate: str | None) -> tuple[Any, Wire]:
+    """The dtype in which sums of an operand are kept, and the format in which it travels."""
+    wider = (
+        accumulate is not None
+        and jnp.issubdtype(dtype, jnp.floating)
+        and jnp.dtype(accumulate).itemsize > dtype.itemsize
+    )
+    if not wider:
+        return dtype, wire
+    # Sums that are kept wider travel as narrow as they came.
+    return jnp.dtype(accumulate), Cast(dtype.name) if wire == Plain() else wire
+
+
 def _code(
     *xs: jax.Array,
     op: str,
@@ -131,14 +145,8 @@ def _code(
     done = [x if x.size else jnp.zeros(_shape(kind, n, x.shape), x.dtype) for x in xs]
     for dtype in dict.fromkeys(x.dtype for x in xs if x.size):
         own = [i for i, x in enumerate(xs) if x.dtype == dtype and x.size]
-        wider = (
-            accumulate is not None
-            and jnp.issubdtype(dtype, jnp.floating)
-            and jnp.dtype(accumulate).itemsize > dtype.itemsize
-        )
-        # Sums that are kept wider travel as narrow as they came.
-        format = Cast(dtype.name) if wider and wire == Plain() else wire
-        values = [xs[i].astype(accumulate) if wider else xs[i] for i in own]
+        kept, format = carried(dtype, wire, accumulate)
+        values = [xs[i].astype(kept) for i in own]
         outs = lower(proved.by, "sum" if op == "mean" else op, format, values)
         for i, y in zip(own, outs, strict=True):
             done[i] = (y / n if op == "mean" else y).astype(dtype)
