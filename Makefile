@@ -77,7 +77,7 @@ setup: python  ## the virtual environment that the other targets use
 	if [ "$$(cat $(VENV)/ready 2>/dev/null)" = "$$ready" ] && $(BIN)/python -c '' 2>/dev/null; then exit 0; fi; \
 	rm -f $(VENV)/ready; \
 	if [ "$$(cat $(VENV)/locked 2>/dev/null)" != "$$locked" ] || ! $(BIN)/python -c '' 2>/dev/null; then \
-	  echo "making $(VENV) with $$base (about a minute)"; rm -rf $(VENV); \
+	  echo "making $(VENV) with $$base (a minute or two)"; rm -rf $(VENV); \
 	  "$$base" -m venv $(VENV); \
 	  $(BIN)/python -m pip install --quiet --no-deps -r requirements.lock; \
 	  echo "$$locked" >$(VENV)/locked; \
@@ -91,7 +91,7 @@ lock: python  ## write requirements.lock anew from pyproject.toml
 	  { "$${base#*:}" -m venv --clear .venv/lock && .venv/lock/bin/python -m pip install --quiet uv; }
 	@{ echo "# What CI and the Makefile install, for every supported Python. Written by: make lock"; \
 	  .venv/lock/bin/uv pip compile --quiet --universal --upgrade --no-config --no-header --no-annotate \
-	    --no-emit-index-url --no-emit-find-links --python-version 3.11 --extra dev pyproject.toml; \
+	    --no-emit-index-url --no-emit-find-links --python-version 3.11 --extra dev --extra pods pyproject.toml; \
 	} >requirements.lock.new && mv requirements.lock.new requirements.lock
 
 clean:  ## remove environments, caches and build leftovers (not runs/)

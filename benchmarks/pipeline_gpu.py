@@ -7,17 +7,13 @@
 No GPU is needed and none is used: an all-reduce is compiled for a pod of H100s, and what is judged
 is the sequence of thunks that XLA would run, with their streams. Two collectives are in flight
 together if one starts before the other is done, on another stream: that they may overlap is
-measured, not that they do. Every such Python needs, of the version of its jax (their own
-dependencies are gigabytes, and not needed)::
-
-    pip install --no-deps jax-cuda13-plugin==VERSION jax-cuda13-pjrt==VERSION nvidia-cuda-nvcc
+measured, not that they do. Every such Python needs ``pip install "collc[pods]"``.
 """
 
 import argparse
 import importlib.util
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -31,17 +27,6 @@ import common
 import thunks
 from pipeline_programs import PARTS, Flags, sets, variants
 
-H100 = """gpu_device_info {
-  threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
-  shared_memory_per_core: 233472 threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128
-  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
-  memory_bandwidth: 3352320000000 l2_cache_size: 52428800 clock_rate_ghz: 1.98
-  device_memory_size: 84978434048 shared_memory_per_block_optin: 232448
-  cuda_compute_capability { major: 9 feature_extension: ACCELERATED_FEATURES }
-  registers_per_core_limit: 65536 registers_per_block_limit: 65536
-} platform_name: "CUDA" dnn_version_info { major: 9 minor: 8 }
-device_description_str: "NVIDIA H100 80GB HBM3" """
-
 # ---- one jax ------------------------------------------------------------------------------------
 
 
@@ -49,13 +34,12 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     """All programs with all sets of flags, in this process's jax: one size in MiB per device."""
     import jax
     import jax.numpy as jnp
-    import numpy as np
-    from jax.experimental import topologies
-    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    import collc
 
     h, g = options.hosts, options.gpus
-    pod = topologies.get_topology_desc(platform="cuda", target_config=H100, topology=f"{h}x1x{g}")
-    mesh = Mesh(np.array(pod.devices).reshape(h, g), ("host", "gpu"))
+    mesh = collc.pod("h100", hosts=h, gpus=g)
     spread = PartitionSpec(("host", "gpu"))
     rows, launches, refused = [], {}, set[str]()
     for mib in options.mib:
@@ -96,24 +80,16 @@ def launched(lowered: Any, flags: Flags, gpus: int) -> list[Any] | None:
 
 
 def ready() -> None:
-    """Finds ptxas; ends the process with what to install if something is missing."""
+    """Ends the process with what to install if something is missing."""
     if importlib.util.find_spec("jax") is None:
         sys.exit(f"pipeline_gpu: {sys.executable} has no jax. Name a Python with collc installed.")
-    how = "pip install --no-deps jax-cuda13-plugin=={0} jax-cuda13-pjrt=={0} nvidia-cuda-nvcc"
-    how = how.format(version("jax"))
-    plugins = importlib.util.find_spec("jax_plugins")
-    homes = plugins.submodule_search_locations if plugins else None
-    if not any((Path(home) / "xla_cuda13").is_dir() for home in homes or ()):
-        sys.exit(
-            f"pipeline_gpu: {sys.executable} has no CUDA plugin of jax {version('jax')}: {how}"
-        )
-    if shutil.which("ptxas") is None:
-        spec = importlib.util.find_spec("nvidia")
-        homes = spec.submodule_search_locations if spec else None
-        found = next((p for home in homes or () for p in Path(home).glob("*/bin/ptxas")), None)
-        if found is None:
-            sys.exit(f"pipeline_gpu: no ptxas, neither on PATH nor in {sys.executable}: {how}")
-        os.environ["PATH"] = f"{found.parent}{os.pathsep}{os.environ['PATH']}"
+    from collc.errors import PodError
+    from collc.receipts import toolchain
+
+    try:
+        toolchain.ready()
+    except PodError as e:
+        sys.exit(f"pipeline_gpu: {sys.executable}: {e}")
 
 
 # ---- the report ---------------------------------------------------------------------------------

@@ -40,6 +40,14 @@ class HloError(CollcError):
     """HLO text that collc does not understand and therefore refuses to count."""
 
 
+class PodError(CollcError):
+    """A pod that cannot be compiled for: its shape, its target, or what has to be installed."""
+
+
+class ReceiptError(CollcError, AssertionError):
+    """A receipt that is not as a test expects it to be."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """The end of an error message about an unknown name: the nearest known ones, or all of them.
 
