@@ -49,7 +49,7 @@ def events(sequence: str, hlo: str, gpus: int) -> Iterator[Event]:
                 raise ValueError(f"thunk {number} is a {kind}, but the HLO has {left[-1:]} there")
             c, number = left.pop(), number + 1
             what, stream = ("start", start[0]) if start else ("run", "main")
-            axis = axis_of(c.groups or c.pairs or (), gpus)
+            axis = axis_of(c.partners, gpus)
             made = Event(what, number, c.kind, axis, stream, c.count)
             if start:
                 running[start[1]] = made

@@ -141,8 +141,8 @@ def _walk(jaxpr: Any, times: int | None, sizes: Mapping[str, int]) -> Iterator[A
                         yield from _walk(sub, inner, here)
             continue
         for one in found:
-            unknown = times is None or one.count is None
-            yield replace(one, count=None if unknown else one.count * times)
+            n = None if times is None or one.count is None else times * one.count
+            yield replace(one, count=n)
 
 
 def _lax(eqn: Any, sizes: Mapping[str, int]) -> Iterator[Asked]:

@@ -11,6 +11,7 @@ The forms, and what wrote them::
 
 import math
 import re
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -32,7 +33,12 @@ def listed(text: str) -> tuple[tuple[int, ...], ...] | None:
     ((0, 1), (2, 3))
     """
     found = _LISTED.match(text)
-    return tuple(_ints(t) for t in re.findall(r"\{([\d,]*)\}", found[1])) if found else None
+    return _lists(found[1]) if found else None
+
+
+@lru_cache(maxsize=64)  # long lists are the same in many lines: the rounds of a ring
+def _lists(text: str) -> tuple[tuple[int, ...], ...]:
+    return tuple(_ints(t) for t in re.findall(r"\{([\d,]*)\}", text))
 
 
 def replica_groups(
@@ -53,12 +59,19 @@ def replica_groups(
         return (tuple(range(replica_count * num_partitions)),)
     if groups is not None:
         return groups
-    if found := _IOTA.match(text):
+    if found := _IOTA.match(text) or _MESH.match(text):
+        return _short(found[0])
+    raise ValueError("it has none of the known forms")
+
+
+@lru_cache(maxsize=64)
+def _short(text: str) -> tuple[tuple[int, ...], ...]:
+    if found := _IOTA.fullmatch(text):
         grouped = _iota(_ints(found[2]), found[3]).reshape(_ints(found[1]))
-    elif found := _MESH.match(text):
+    elif found := _MESH.fullmatch(text):
         grouped = _mesh_groups(*found.groups())
     else:
-        raise ValueError("it has none of the known forms")
+        raise ValueError("it is neither an iota nor of a mesh")
     return tuple(tuple(group) for group in grouped.tolist())
 
 

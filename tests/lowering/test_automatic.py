@@ -89,10 +89,9 @@ def along(found, mesh, axes):
     inside: Counter = Counter()
     outside: Counter = Counter()
     for c in found:
-        members = c.groups or c.pairs
         differ = {
             mesh.axis_names[i]
-            for group in members
+            for group in c.partners
             for i in range(len(mesh.axis_names))
             if len(set(coordinates[i][list(group)])) > 1
         }
@@ -279,8 +278,8 @@ def test_native_needs_no_specs():
     with jax.set_mesh(mesh):
         ours = collectives(over(lambda w: collc.psum(w, "native.all_reduce @ data")), w)
         theirs = collectives(over(lambda w: lax.psum(w, "data")), w)
-    assert [(c.kind, c.bytes, c.groups) for c in ours] == [
-        (c.kind, c.bytes, c.groups) for c in theirs
+    assert [(c.kind, c.bytes, c.partners) for c in ours] == [
+        (c.kind, c.bytes, c.partners) for c in theirs
     ]
 
 

@@ -79,7 +79,7 @@ def sent(found, ranks):
     """The most bytes that a rank sends, by the pairs of the permutes."""
     total = np.zeros(ranks, np.int64)
     for c in found:
-        for source, _ in c.pairs:
+        for source, _ in c.partners:
             total[source] += c.bytes * c.count
     return int(total.max())
 
@@ -177,7 +177,7 @@ def test_a_two_way_ring_shares_its_loops():
     assert bodies(of(one, {"x": 8}, 480)) == (2, 2)
     assert bodies(of(two, {"x": 8}, 480)) == (2, 4)
     found = parse_hlo(of(two, {"x": 8}, 480))
-    assert len({c.pairs for c in found}) == 2
+    assert len({c.partners for c in found}) == 2
     # Half of the buffer goes each way.
     assert {c.bytes for c in found} == {480 * 4 // 8 // 2}
 
@@ -212,7 +212,7 @@ def test_nothing_is_sent_for_nothing():
 def test_native_is_lax(ours, lax_s):
     def shown(f):
         return [
-            (c.kind, c.dtypes, c.bytes, c.groups, c.count)
+            (c.kind, c.dtypes, c.bytes, c.partners, c.count)
             for c in parse_hlo(hlo(f, {"x": 8}, (16,)))
         ]
 

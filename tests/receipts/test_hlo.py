@@ -1,43 +1,39 @@
-"""The texts are cut from real compilations: jax 0.10.2 and 0.12.0.1, CPU and (deviceless) H100."""
+"""Collectives in lines as jax 0.10.2 and 0.12.0.1 print them, for CPU and (deviceless) H100."""
 
 import contextlib
+import json
+import re
+from dataclasses import fields
+from pathlib import Path
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
-from jax.sharding import AxisType, Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from hypothesis import given
+from hypothesis import strategies as st
 
 from collc.errors import HloError
-from collc.receipts.hlo import Collective, count, parse_hlo
+from collc.language.library import load
+from collc.receipts.hlo import AllReduce, Collective, ReduceScatter, count, parse_hlo
+
+written = load(Path(__file__).parent / "written.py")
+module, computation, loop, while_ = (
+    written.module,
+    written.computation,
+    written.loop,
+    written.while_,
+)
 
 RING = tuple((r, (r + 1) % 8) for r in range(8))
 ALL = (tuple(range(8)),)
 ROWS = ((0, 1, 2, 3), (4, 5, 6, 7))
 COLUMNS = ((0, 4), (1, 5), (2, 6), (3, 7))
 
-ADD = """\
-%add (psum.0: f32[], psum.1: f32[]) -> f32[] {
-  %psum.0 = f32[] parameter(0), metadata={op_name="psum"}
-  %psum.1 = f32[] parameter(1), metadata={op_name="psum"}
-  ROOT %add.0 = f32[] add(%psum.0, %psum.1), metadata={op_name="add" stack_frame_id=4}
-}
-"""
-
-
-def module(*lines: str, before: str = "", header: str = "num_partitions=8") -> str:
-    body = "\n".join(f"  {line}" for line in lines)
-    return (
-        "HloModule jit_f, is_scheduled=true, entry_computation_layout={(f32[8]{0})->f32[8]{0}},"
-        f' {header}\n\nFileNames\n1 "all-reduce.py"\n\n{ADD}\n{before}\n'
-        f"ENTRY %main.0_spmd (param.1: f32[8], all-reduce.1: f32[8]) -> f32[8] {{\n{body}\n}}\n"
-    )
-
 
 def one(line: str, **kw: str) -> Collective:
-    (found,) = parse_hlo(module(line, **kw))
+    """The collective of one line, with its done if it is a start."""
+    start = re.match(r"%(\S+) = .* ([a-z-]+)-start\(", line)
+    done = [f"%done = f32[8]{{0}} {start[2]}-done(%{start[1]})"] if start else []
+    (found,) = parse_hlo(module(line, *done, **kw))
     return found
 
 
@@ -74,13 +70,23 @@ def test_groups(written, groups):
         " use_global_device_ids=true, to_apply=%add,"
         ' metadata={op_name="jit(<lambda>)/shard_map/psum" stack_frame_id=5}'
     )
-    assert found == Collective(
-        "psum.7", "all-reduce", ("f32",), ((8,),), groups, None, 1, False,
-        "jit(<lambda>)/shard_map/psum",
-    )  # fmt: skip
+    assert found == AllReduce(
+        name="psum.7",
+        dtypes=("f32",),
+        shapes=((8,),),
+        operands=(("f32", (8,)),),
+        count=1,
+        asynchronous=False,
+        kernel="",
+        op_name="jit(<lambda>)/shard_map/psum",
+        beside=(),
+        groups=groups,
+        reduction="add",
+    )
     assert found.bytes == 32
 
 
+AMONG = "channel_id=1, replica_groups={}, use_global_device_ids=true"
 OLD, NEW = "replica_groups={{0,1,2,3,4,5,6,7}}", "replica_groups=mesh['x'=8] {'x'}"
 PAIRS = "source_target_pairs={{0,1},{1,2},{2,3},{3,4},{4,5},{5,6},{6,7},{7,0}}"
 
@@ -165,7 +171,8 @@ PAIRS = "source_target_pairs={{0,1},{1,2},{2,3},{3,4},{4,5},{5,6},{6,7},{7,0}}"
             "collective-permute", [("s4", (7, 3))], 11, True,
         ),
         (
-            f"%r = (f8e4m3fn[3]{{0}}, c128[2]{{0}}, bf16[0]{{0}}) all-reduce(%q), {OLD}",
+            "%r = (f8e4m3fn[3]{0}, c128[2]{0}, bf16[0]{0}) all-reduce(%q), channel_id=1,"
+            f" {OLD}, use_global_device_ids=true, to_apply=%add",
             "all-reduce", [("f8e4m3fn", (3,)), ("c128", (2,)), ("bf16", (0,))], 35, False,
         ),
     ],
@@ -174,42 +181,22 @@ def test_kinds_and_results(line, kind, results, bytes_, asynchronous):
     found = one(line)
     assert (found.kind, list(zip(found.dtypes, found.shapes, strict=True))) == (kind, results)
     assert (found.bytes, found.asynchronous, found.count) == (bytes_, asynchronous, 1)
-    assert (found.pairs, found.groups is None) == (
-        (RING, True) if kind == "collective-permute" else (None, False)
-    )
+    permute = kind == "collective-permute"
+    assert found.partners == (RING if permute else found.partners)
+    own = {f.name for f in fields(found)} - {f.name for f in fields(Collective)}
+    reducing = isinstance(found, AllReduce | ReduceScatter)
+    assert own == ({"pairs"} if permute else {"groups"} | ({"reduction"} if reducing else set()))
 
 
-PERMUTE = (
-    f"%ppermute.5 = f32[8]{{0}} collective-permute(%get-tuple-element.56), channel_id=1, {PAIRS}"
-)
+PERMUTE = f"%ppermute.5 = f32[8]{{0}} collective-permute(%x), channel_id=1, {PAIRS}"
 
 
-def loop(name: str, inside: str) -> str:
-    return f"""\
-%{name}_body (param.8: (s32[], f32[8])) -> (s32[], f32[8]) {{
-  %param.8 = (s32[], f32[8]{{0}}) parameter(0)
-  {inside}
-  ROOT %tuple.18 = (s32[], f32[8]{{0}}) tuple(%wrapped_add, %broadcast_add_fusion)
-}}
-
-%{name}_cond (param.7: (s32[], f32[8])) -> pred[] {{
-  %param.7 = (s32[], f32[8]{{0}}) parameter(0)
-  ROOT %lt = pred[] compare(%get-tuple-element.46, %constant.2), direction=LT
-}}
-"""
-
-
-def while_(name: str, trips: int | None) -> str:
-    known = f',"known_trip_count":{{"n":"{trips}"}}' if trips is not None else ""
-    return (
-        f"%while_{name} = (s32[], f32[8]{{0}}) while(%tuple.16), condition=%{name}_cond,"
-        f' body=%{name}_body, metadata={{op_name="jit(f)/shard_map/while" stack_frame_id=8}},'
-        f' backend_config={{"dynamic_variables":[]{known}}}'
-    )
+CARRY = "%carry = (s32[], f32[8]{0}) tuple(%i, %x)"
 
 
 def test_loops_multiply():
-    inner, outer = loop("wide.inner", PERMUTE), loop("outer", while_("wide.inner", 5))
+    outer = loop("outer", CARRY, while_("wide.inner", 5))
+    inner = loop("wide.inner", PERMUTE)
     text = module(PERMUTE, while_("outer", 3), before=inner + "\n" + outer)
     assert [c.count for c in parse_hlo(text)] == [1, 15]
     assert count(parse_hlo(text)) == {"collective-permute": 16}
@@ -222,12 +209,8 @@ def test_loop_of_unknown_length_is_refused_only_with_a_collective():
 
 
 def test_condition_runs_once_more():
-    asked = loop("w", "%c = s32[] constant(1)").replace("  ROOT %lt", f"  {PERMUTE}\n  ROOT %lt")
+    asked = loop("w").replace("  ROOT %lt", f"  {PERMUTE}\n  ROOT %lt")
     assert count(parse_hlo(module(while_("w", 4), before=asked))) == {"collective-permute": 5}
-
-
-def computation(name: str, *lines: str) -> str:
-    return f"%{name} (p: f32[8]) -> f32[8] {{\n" + "\n".join(f"  {x}" for x in lines) + "\n}\n"
 
 
 def test_calls_are_followed_as_often_as_they_occur():
@@ -243,7 +226,7 @@ def test_start_and_done_count_once():
 
 
 def test_async_wrapper_counts_once():
-    wrapped = f'%async (p: f32[8]) -> f32[8] {{\n  {PERMUTE}\n}}, execution_thread="main"\n'
+    wrapped = computation("async", PERMUTE).rstrip() + ', execution_thread="main"\n'
     type_ = "((f32[8]{0}), f32[8]{0}, u32[])"
     (found,) = parse_hlo(
         module(
@@ -279,7 +262,7 @@ def test_conditionals():
         (module(PERMUTE) + module(PERMUTE), "Pass one module"),
         (module("%a = f32[8]{0} call(%p), to_apply=%gone"), "calls gone, which is not there"),
         (module("%a = f32[8]{0} call(%p)"), "one to_apply=%computation"),
-        (module(while_("w", 3).replace("body=", "boody="), before=loop("w", "")), "one body="),
+        (module(while_("w", 3).replace("body=", "boody="), before=loop("w")), "one body="),
         (branches(PERMUTE, PERMUTE, "branches={%one, %two}"), "name its branches"),
         (module("%a = f32[8]{0} call(%p), to_apply=%f",
                 before=computation("f", "%b = f32[8]{0} call(%p), to_apply=%f")), "part of"),
@@ -290,15 +273,23 @@ def test_conditionals():
         (module(PERMUTE.replace("f32[8]", "f99[8]")), "no known size"),
         (module(PERMUTE.replace("f32[8]", "f32[<=8]")), "cannot be read"),
         (module(PERMUTE.replace("{0,1},", "{0,1,2},")), "not a list of pairs"),
-        (module(PERMUTE.replace("(%get", " %get")), "not where an opcode belongs|cannot read this"),
-        (module(PERMUTE + ", slice_sizes={{8}}"), "slices in place"),
+        (module(PERMUTE).replace("(%x", " %x"), "cannot read this"),
+        (module(PERMUTE + ", slice_sizes={{8}}"), "a permute of slices"),
         (module(f"%r = f32[8]{{0}} all-reduce(%q), {NEW.replace('8', '9', 1)}x"), "known forms"),
         (module("%r = f32[8]{0} all-reduce(%q), replica_groups=mesh['x'=8] {'y'}"), "no axis 'y'"),
         (module("%r = f32[8]{0} all-reduce(%q), replica_groups=[3,4]<=[8]"), "cannot be read"),
         (module("%r = f32[8]{0} all-reduce(%q), replica_groups=mesh['x'=8] {'x':(3)2}"), "divide"),
         (module("%r = f32[8]{0} all-reduce(%q), replica_groups={}",
                 header="replica_count=2, num_partitions=4"), "both replicas and partitions"),
-        (module("%r = f32[8]{0} all-gather-start(%q), replica_groups={}"), "has to have the type"),
+        (module("%r = f32[8]{0} all-gather-start(%q), replica_groups={}",
+                "%d = f32[8]{0} all-gather-done(%r)"), "has to have the type"),
+        (module("%r = (f32[8]{0}, f32[8]{0}) all-gather-start(%q), replica_groups={}"),
+         "nothing waits for it"),
+        (module("%r = f32[8]{0} all-gather(%q), replica_groups={{0,8}}"), "names device 8"),
+        (module(PERMUTE.replace("{0,1}", "{9,1}")), "names device 9, and the module has 8"),
+        (module("%r = f32[8]{0} all-gather(%q), replica_groups={}"), "among replicas alone"),
+        (module(PERMUTE.replace("channel_id=1, ", "")), "among replicas alone"),
+        (module("%r = f32[8]{0} all-gather(%q), channel_id=1, replica_groups={}"), "of replicas"),
         (module("%r = f32[8]{0} all-reduce(%q), channel_id=1"), "has to have replica_groups"),
     ],
 )  # fmt: skip
@@ -323,106 +314,79 @@ def test_no_truncation_loses_a_collective():
             parse_hlo("".join(lines[:end]))
 
 
-# ---- what this machine's jax and XLA:CPU print -------------------------------------------------
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=5), st.integers(1, 3))
+def test_trips_of_nested_loops_multiply(trips, rounds):
+    lines = [PERMUTE.replace(".5", f".{k}") for k in range(rounds)]
+    computations = [loop("w0", *lines)]
+    for k, n in enumerate(trips[:-1]):
+        computations.append(loop(f"w{k + 1}", CARRY, while_(f"w{k}", n)))
+    text = module(while_(f"w{len(trips) - 1}", trips[-1]), before="\n".join(computations))
+    assert count(parse_hlo(text)) == {"collective-permute": rounds * int(np.prod(trips))}
 
 
-def mesh(*shape: int) -> Mesh:
-    devices = jax.devices()[:8]
-    assert len(devices) == 8, "run with XLA_FLAGS=--xla_force_host_platform_device_count=8"
-    names = {1: ("x",), 2: ("h", "g")}[len(shape)]
-    return Mesh(np.array(devices).reshape(shape), names, axis_types=(AxisType.Auto,) * len(shape))
+START = (
+    "%s = ((f32[8]{0}), f32[8]{0}) all-reduce-start(%p), channel_id=1, replica_groups={},"
+    " use_global_device_ids=true, to_apply=%add"
+)
+DONE = "ROOT %d = f32[8]{0} all-reduce-done(%s)"
 
 
-def read(f, *args) -> tuple[Collective, ...]:
-    return parse_hlo(f.lower(*args).compile().as_text())
-
-
-def compiled(f, *shape: int, dtype=jnp.float32) -> tuple[Collective, ...]:
-    m = mesh(*(shape or (8,)))
-    spec = P(m.axis_names)
-    g = jax.shard_map(f, mesh=m, in_specs=spec, out_specs=spec, check_vma=False)
-    return read(jax.jit(g), jnp.zeros(64, dtype))
+def configured(**config: object) -> str:
+    compact = json.dumps({"collective_backend_config": config}, separators=(",", ":"))
+    return f", backend_config={compact}"  # which only XLA:GPU writes
 
 
 @pytest.mark.parametrize(
-    ("f", "kind", "bytes_"),
+    ("config", "asynchronous", "kernel"),
     [
-        (lambda v: lax.psum(v, "x"), "all-reduce", 32),
-        (lambda v: lax.psum_scatter(v, "x", tiled=True), "reduce-scatter", 4),
-        (lambda v: lax.all_gather(v, "x", tiled=True), "all-gather", 256),
-        (lambda v: lax.all_to_all(v, "x", 0, 0, tiled=True), "all-to-all", 32),
+        ("", True, ""),
+        (configured(is_sync=True), False, ""),
+        (configured(is_sync=False), True, ""),
+        (configured(kernel_strategy="KERNEL_STRATEGY_TRITON_ONE_SHOT"), True, "one-shot"),
+        (configured(kernel_strategy="KERNEL_STRATEGY_TRITON_TWO_SHOT"), True, "two-shot"),
+        (configured(kernel_strategy="KERNEL_STRATEGY_SOMETHING_NEW"), True, "something-new"),
+        (configured(kernel_strategy="KERNEL_STRATEGY_DEFAULT", backend="DEFAULT"), True, "nccl"),
+        (configured(kernel_strategy="KERNEL_STRATEGY_DEFAULT", backend="NVSHMEM"), True, "nvshmem"),
     ],
 )
-def test_live_grouped(f, kind, bytes_):
-    (found,) = compiled(f)
-    assert (found.kind, found.bytes, found.groups, found.count) == (kind, bytes_, ALL, 1)
-    assert (found.pairs, found.asynchronous) == (None, False)
-    assert "shard_map" in found.op_name
+def test_configuration(config, asynchronous, kernel):
+    (c,) = parse_hlo(module(START + config, DONE))
+    assert (c.asynchronous, c.kernel) == (asynchronous, kernel)
 
 
-def test_live_axes():
-    (g,) = compiled(lambda v: lax.psum(v, "g"), 2, 4)
-    (h,) = compiled(lambda v: lax.all_gather(v, "h", tiled=True), 2, 4)
-    assert (g.groups, h.groups) == (ROWS, COLUMNS)
+@pytest.mark.parametrize(
+    ("root", "reduction"),
+    [
+        ("add(%a, %b)", "add"),
+        ("maximum(%a, %b)", "max"),
+        ("minimum(%a, %b)", "min"),
+        ("multiply(%a, %b)", "multiply"),
+        ("and(%a, %b)", "and"),
+        ("subtract(%a, %b)", "other"),
+    ],
+)
+def test_reductions(root, reduction):
+    parameters = "%a = f32[] parameter(0)", "%b = f32[] parameter(1)"
+    promoted = (*parameters, f"%r = f32[] {root}", "ROOT %c = bf16[] convert(%r)")
+    for lines in ((*parameters, f"ROOT %r = f32[] {root}"), promoted):
+        line = f"%x = f32[8]{{0}} all-reduce(%p), {AMONG}, to_apply=%f"
+        found = one(line, before=computation("f", *lines))
+        assert found.reduction == reduction
 
 
-def permute(v):
-    return lax.ppermute(v, "x", RING)
+def test_reduction_is_required():
+    with pytest.raises(HloError, match="all-reduce has to have one to_apply="):
+        one(f"%x = f32[8]{{0}} all-reduce(%p), {AMONG}")
 
 
-def test_live_permutes():
-    (found,) = compiled(permute, dtype=jnp.int8)
-    assert (found.kind, found.pairs, found.groups) == ("collective-permute", RING, None)
-    assert (found.dtypes, found.shapes, found.bytes) == (("s8",), ((8,),), 8)
-
-
-@pytest.mark.parametrize("trips", [1, 2, 7, 40])
-def test_live_loop(trips):
-    (found,) = compiled(lambda v: lax.fori_loop(0, trips, lambda i, c: permute(c) * 1.5 + i, v))
-    assert (found.count, found.pairs, found.bytes) == (trips, RING, 32)
-
-
-def test_live_unrolled_loop_and_nested_scan():
-    f = lambda v: lax.fori_loop(0, 7, lambda i, c: permute(c) + i, v, unroll=2)  # noqa: E731
-    assert count(compiled(f)) == {"collective-permute": 7}
-
-    def nested(v):
-        def outer(c, _):
-            c = lax.scan(lambda c, _: (permute(c) * 2, None), c, None, length=5)[0]
-            return lax.psum(c, "x"), None
-
-        return lax.scan(outer, v, None, length=3)[0]
-
-    assert count(compiled(nested)) == {"collective-permute": 15, "all-reduce": 3}
-
-
-def test_live_gradient_of_a_scan():
-    """The backward loop, which XLA rebuilds ("wide."), permutes the other way round."""
-
-    def loss(v):
-        step = lambda c, y: (jnp.sin(permute(c) * y), None)  # noqa: E731
-        return lax.scan(step, v, jnp.arange(7.0))[0].sum()
-
-    forward, backward = compiled(jax.grad(loss))
-    assert (forward.count, forward.pairs) == (7, RING)
-    assert backward.count == 7 and backward.pairs is not None
-    assert sorted(backward.pairs) == sorted((t, s) for s, t in RING)
-
-
-def test_live_data_dependent_loop_and_branch_are_refused():
-    with pytest.raises(HloError, match="does not know how often"):
-        compiled(lambda v: lax.while_loop(lambda c: c.sum() < 9, lambda c: permute(c) + 1, v))
-    with pytest.raises(HloError, match="different collectives"):
-        compiled(lambda v: lax.cond(v[0] > 3, lambda u: lax.psum(u, "x"), lambda u: u * 2, v))
-
-
-def test_live_automatic_partitioning():
-    m = mesh(2, 4)
-    f = jax.jit(
-        lambda a, b: a @ b,
-        in_shardings=(NamedSharding(m, P(None, "g")), NamedSharding(m, P("g", None))),
-        out_shardings=NamedSharding(m, P()),
-    )
-    ones = jnp.ones((16, 16))
-    (found,) = read(f, ones, ones)
-    assert (found.kind, found.groups, found.bytes) == ("all-reduce", ROWS, 1024)
+@pytest.mark.parametrize(
+    "line",
+    [
+        "%x = f32[8]{0} all-broadcast(%p), replica_groups={{0,1}}",
+        "%x = f32[8]{0} exchange(%p), source_target_pairs={{0,1}}",
+        "%x = f32[8]{0} all-gather-of-tomorrow(%p)",
+    ],
+)
+def test_unknown_collectives_are_refused(line):
+    with pytest.raises(HloError, match="not one of the collectives"):
+        parse_hlo(module(line))
