@@ -1,11 +1,12 @@
-"""A small decoder-only Transformer language model over bytes, in Flax NNX.
+"""A decoder-only Transformer language model, in Flax NNX: small ones over bytes, larger over tokens.
 
 Pre-norm blocks, rotary positions, squared-ReLU feed-forward. Whatever writes to the residual stream
-or the logits starts at zero, so training begins at a loss of exactly ln 256. There are no biases:
-the gradient of a key's bias is zero but for rounding, and Adam would blow that rounding up to a
-whole step, so that runs differing only in the order of their sums would drift apart.
+or the logits starts at zero, so training begins at a loss of exactly ln of the vocabulary. There are
+no biases: the gradient of a key's bias is zero but for rounding, and Adam would blow that rounding
+up to a whole step, so that runs differing only in the order of their sums would drift apart.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,14 +16,15 @@ import optax
 from flax import nnx
 from jax.typing import DTypeLike
 
-VOCABULARY = 256  # a token is a byte
-
 
 @dataclass(frozen=True)
 class Config:
     """Sizes, and dtypes: `dtype` is computed in, `param_dtype` is stored.
 
-    Norms, attention weights and logits are float32 always.
+    Norms, attention weights and logits are float32 always. `vocabulary`: 256 where a token is a
+    byte. `scan`: the blocks are one, its parameters stacked [layers, ...], and run in a loop, so
+    that compiling costs the same for any number of layers. `remat`: the backward pass computes each
+    block again, and the logits of each example, of which the loss then holds one at a time.
     """
 
     layers: int = 3
@@ -31,9 +33,12 @@ class Config:
     feed_forward: int = 4  # times the width
     dtype: DTypeLike = jnp.float32
     param_dtype: DTypeLike = jnp.float32
+    vocabulary: int = 256
+    scan: bool = False
+    remat: bool = False
 
     def __post_init__(self) -> None:
-        if min(self.layers, self.width, self.heads, self.feed_forward) < 1:
+        if min(self.layers, self.width, self.heads, self.feed_forward, self.vocabulary) < 1:
             raise ValueError(f"sizes must be at least 1, but found {self}")
         if self.width % (2 * self.heads):
             raise ValueError(
@@ -42,12 +47,29 @@ class Config:
             )
 
 
+def _trained(width: int) -> Config:
+    """24 layers as people train them: bfloat16 computed in, float32 stored, 50,304 tokens."""
+    return Config(
+        layers=24,
+        width=width,
+        heads=16,
+        dtype=jnp.bfloat16,
+        vocabulary=50_304,  # GPT-2's 50,257, rounded up to a multiple of 128
+        scan=True,
+        remat=True,
+    )
+
+
 SIZES = {
     "tiny": Config(layers=1, width=32, heads=2),  # for tests
     "mini": Config(layers=2, width=96, heads=3),
     "small": Config(layers=3, width=128, heads=4),
     "base": Config(layers=6, width=256, heads=8),
+    "medium": _trained(1024),  # 405 million parameters
+    "large": _trained(2048),  # 1.4 billion
 }
+
+OnLayer = Callable[[Any], Any]
 
 
 def rotate(x: jax.Array, base: float = 10_000.0) -> jax.Array:
@@ -115,9 +137,11 @@ class Block(nnx.Module):
 
 
 class Transformer(nnx.Module):
-    """Bytes to logits of the byte that follows each.
+    """Tokens to logits of the token that follows each.
 
-    [batch, time] of any integer dtype to float32 [batch, time, 256].
+    [batch, time] of any integer dtype to float32 [batch, time, vocabulary]. `on_layer`: what is done
+    to each layer's parameters, a pytree of arrays without the layer dimension, just before the layer
+    uses them; so a function whose derivative reduces is applied layer by layer.
     """
 
     def __init__(self, config: Config, *, rngs: nnx.Rngs):
@@ -125,22 +149,70 @@ class Transformer(nnx.Module):
         stored: dict[str, Any] = dict(param_dtype=config.param_dtype, rngs=rngs)
         table: dict[str, Any] = dict(dtype=config.dtype, **stored)
         normal, zeros = nnx.initializers.normal(1.0), nnx.initializers.zeros
-        self.embed = nnx.Embed(VOCABULARY, width, embedding_init=normal, **table)
-        self.blocks = nnx.List([Block(config, rngs=rngs) for _ in range(config.layers)])
+        self.scan, self.remat = config.scan, config.remat
+        self.embed = nnx.Embed(config.vocabulary, width, embedding_init=normal, **table)
+        self.blocks: Any = (
+            _stacked(config, rngs)
+            if config.scan
+            else nnx.List([Block(config, rngs=rngs) for _ in range(config.layers)])
+        )
         self.norm = nnx.RMSNorm(width, dtype=jnp.float32, **stored)
-        self.head = nnx.Linear(width, VOCABULARY, use_bias=False, kernel_init=zeros, **table)
+        self.head = nnx.Linear(width, config.vocabulary, use_bias=False, kernel_init=zeros, **table)
 
-    def __call__(self, tokens: jax.Array) -> jax.Array:
+    def __call__(self, tokens: jax.Array, on_layer: OnLayer = lambda params: params) -> jax.Array:
+        return self.logits(self.hidden(tokens, on_layer))
+
+    def hidden(self, tokens: jax.Array, on_layer: OnLayer = lambda params: params) -> jax.Array:
+        """What the last block leaves: [batch, time] to [batch, time, width]."""
         x = self.embed(tokens.astype(jnp.int32))
-        for block in self.blocks:
-            x = block(x)
+        if self.scan:
+            block, params = self._layer(self.blocks, on_layer)
+            return jax.lax.scan(lambda x, params: (block(x, params), None), x, params)[0]
+        for each in self.blocks:
+            block, params = self._layer(each, on_layer)
+            x = block(x, params)
+        return x
+
+    def logits(self, x: jax.Array) -> jax.Array:
+        """[..., width] to float32 [..., vocabulary]."""
         return self.head(self.norm(x)).astype(jnp.float32)
 
+    def _layer(self, block: nnx.Module, on_layer: OnLayer) -> tuple[Callable[..., jax.Array], Any]:
+        """A block as a function of its input and its parameters, and those."""
+        graph, params = nnx.split(block)
 
-def loss(model: Transformer, text: jax.Array) -> jax.Array:
-    """Mean cross-entropy, in nats, of the bytes of `text` [batch, time + 1] but the first."""
-    logits, following = model(text[:, :-1]), text[:, 1:].astype(jnp.int32)
-    return optax.softmax_cross_entropy_with_integer_labels(logits, following).mean()
+        def run(x: jax.Array, params: Any) -> jax.Array:
+            return nnx.merge(graph, on_layer(params))(x)
+
+        # A loop's body is computed again in another loop, with which XLA merges nothing.
+        return jax.checkpoint(run, prevent_cse=not self.scan) if self.remat else run, params
+
+
+def _stacked(config: Config, rngs: nnx.Rngs) -> Block:
+    """A block whose parameters are those of all layers, [layers, ...]."""
+
+    @nnx.split_rngs(splits=config.layers)
+    @nnx.vmap(in_axes=0, out_axes=0)
+    def stack(rngs: nnx.Rngs) -> Block:
+        return Block(config, rngs=rngs)
+
+    return stack(rngs)
+
+
+def loss(
+    model: Transformer, text: jax.Array, on_layer: OnLayer = lambda params: params
+) -> jax.Array:
+    """Mean cross-entropy, in nats, of the tokens of `text` [batch, time + 1] but the first."""
+    x = model.hidden(text[:, :-1], on_layer)
+
+    def entropies(x: jax.Array, text: jax.Array) -> jax.Array:
+        logits, following = model.logits(x), text[..., 1:].astype(jnp.int32)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, following)
+
+    if not model.remat:
+        return entropies(x, text).mean()
+    again = jax.checkpoint(entropies, prevent_cse=False)
+    return jax.lax.map(lambda example: again(*example), (x, text)).mean()
 
 
 def parameters(model: nnx.Module) -> int:

@@ -43,12 +43,12 @@ def model_config(name: str) -> transformer.Config:
     return transformer.SIZES[name]
 
 
-def planned_step(plan: Plan) -> compare.Step:
+def planned_step(plan: Plan, *, donate: bool = False) -> compare.Step:
     """A train step whose gradients and loss the plan reduces: (model, optimizer, batch) to the mean
-    loss.
+    loss. `donate`: the new model and optimizer take the memory of the old.
     """
 
-    @nnx.jit
+    @functools.partial(nnx.jit, donate_argnums=(0, 1) if donate else ())
     @schedule(plan, batch="batch")
     def train_step(model, optimizer, batch):
         loss, grads = nnx.value_and_grad(transformer.loss)(model, batch)
@@ -58,11 +58,11 @@ def planned_step(plan: Plan) -> compare.Step:
     return train_step
 
 
-def lax_step(mesh: jax.sharding.Mesh) -> compare.Step:
+def lax_step(mesh: jax.sharding.Mesh, *, donate: bool = False) -> compare.Step:
     """The same step in plain JAX, without collc: what XLA's own collectives do."""
     axes = mesh.axis_names
 
-    @nnx.jit
+    @functools.partial(nnx.jit, donate_argnums=(0, 1) if donate else ())
     def train_step(model, optimizer, batch):
         graph, state = nnx.split((model, optimizer))
 

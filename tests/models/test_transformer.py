@@ -3,6 +3,8 @@ that it stands alone.
 """
 
 import ast
+import dataclasses
+import functools
 import math
 from pathlib import Path
 
@@ -90,11 +92,113 @@ def test_the_same_seed_gives_the_same_bits():
     assert any((a != b).any() for a, b in zip(one, third, strict=True))
 
 
+def test_two_of_the_sizes_are_such_as_people_train():
+    def fresh(config):
+        return nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0)))
+
+    for size, least in (("medium", 350e6), ("large", 1.3e9)):
+        config = SIZES[size]
+        assert config.vocabulary > 50_000 and config.scan and config.remat
+        assert transformer.parameters(fresh(config)) >= least
+
+
+LAYERED = Config(layers=2, width=16, heads=2, vocabulary=1000)
+TOKENS = np.random.default_rng(1).integers(1000, size=(2, 9), dtype=np.int32)
+FORMS = [(scan, remat) for scan in (False, True) for remat in (False, True)]
+
+
+def stacked(state: nnx.State) -> nnx.State:
+    """What belongs to an unrolled model (its state or gradients), as to a scanned one."""
+    layers = [nnx.State(state["blocks"][i]) for i in range(LAYERED.layers)]
+    return nnx.State({**state, "blocks": jax.tree.map(lambda *xs: jnp.stack(xs), *layers)})
+
+
+@functools.cache
+def layered(scan: bool, remat: bool) -> Transformer:
+    """The same weights in every form."""
+    if not scan:
+        return shaken(dataclasses.replace(LAYERED, remat=remat))
+    scanned = model(dataclasses.replace(LAYERED, scan=True, remat=remat))
+    nnx.update(scanned, stacked(nnx.state(layered(False, remat))))
+    return scanned
+
+
+def derived(lm: Transformer, **given) -> tuple[float, dict[str, jax.Array]]:
+    """The loss and its gradients, by path."""
+    step = nnx.jit(nnx.value_and_grad(lambda lm: transformer.loss(lm, TOKENS, **given)))
+    loss, grads = step(lm)
+    grads = grads if lm.scan else stacked(grads)
+    found = jax.tree.leaves_with_path(nnx.to_pure_dict(grads))
+    return float(loss), {jax.tree_util.keystr(path): g for path, g in found}
+
+
+plain = functools.cache(lambda scan, remat: derived(layered(scan, remat)))
+
+
+def apart(one: dict[str, jax.Array], other: dict[str, jax.Array]) -> float:
+    """The largest difference, of the largest number."""
+    assert one.keys() == other.keys() and len(one) > 5
+    largest = max(float(jnp.abs(x).max()) for x in one.values())
+    return max(float(jnp.abs(one[k] - other[k]).max()) for k in one) / largest
+
+
+def test_a_scanned_layer_has_a_leading_dimension_and_values_of_its_own():
+    scanned = model(dataclasses.replace(LAYERED, scan=True))
+    kernel = scanned.blocks.attention.qkv.kernel.get_value()
+    assert kernel.shape == (2, 16, 48) and (kernel[0] != kernel[1]).any()
+    assert transformer.parameters(scanned) == transformer.parameters(layered(False, False))
+    assert math.isclose(float(transformer.loss(scanned, TOKENS)), math.log(1000), rel_tol=1e-6)
+
+
+@pytest.mark.parametrize(("scan", "remat"), FORMS[1:])
+def test_every_form_is_the_same_model(scan, remat):
+    """But for rounding: XLA fuses a loop's body apart."""
+    (loss, grads), (loss2, grads2) = plain(False, False), plain(scan, remat)
+    assert abs(loss - loss2) < 1e-6 * loss and apart(grads, grads2) < 1e-5
+
+
+@jax.custom_vjp
+def tripled(params):
+    """An identity of which the derivative is three times its own."""
+    return params
+
+
+tripled.defvjp(lambda params: (params, None), lambda _, ct: (jax.tree.map(lambda g: 3 * g, ct),))
+
+
+@pytest.mark.parametrize(("scan", "remat"), FORMS)
+def test_on_layer_has_the_parameters_of_one_layer(scan, remat):
+    seen = []
+
+    def on_layer(params):
+        seen.append(nnx.to_pure_dict(params)["attention"]["qkv"]["kernel"].shape)
+        return tripled(params)
+
+    loss, grads = derived(layered(scan, remat), on_layer=on_layer)
+    assert set(seen) == {(16, 48)} and len(seen) >= (1 if scan else LAYERED.layers)
+    expected = {path: 3 * g if "blocks" in path else g for path, g in plain(scan, remat)[1].items()}
+    assert loss == plain(scan, remat)[0] and apart(expected, grads) < 1e-6
+
+
+def test_with_remat_the_loss_holds_the_logits_of_one_example():
+    def shapes(lm: Transformer) -> str:
+        graph, state = nnx.split(lm)
+        return str(
+            jax.make_jaxpr(jax.grad(lambda s: transformer.loss(nnx.merge(graph, s), TOKENS)))(state)
+        )
+
+    assert "[2,8,1000]" in shapes(layered(False, False))
+    remat = shapes(layered(False, True))
+    assert "[2,8,1000]" not in remat and "[8,1000]" in remat
+
+
 def test_bad_sizes_are_refused():
     with pytest.raises(ValueError, match=r"width=30 must be a multiple of 2 \* heads = 4"):
         Config(width=30, heads=2)
     with pytest.raises(ValueError, match="at least 1"):
         Config(layers=0)
+    with pytest.raises(ValueError, match="at least 1"):
+        Config(vocabulary=0)
 
 
 def test_models_import_no_collc():
