@@ -99,7 +99,7 @@ def psum_scatter(
 
     tiled: [..., n * k, ...] -> [..., k, ...] at ``scatter_dimension``; else [..., n, ...] -> [..., ...].
     """
-    use = _use("psum_scatter", "reduce_scatter", schedule, accumulate, wire)
+    use = use_of("psum_scatter", "reduce_scatter", schedule, accumulate, wire)
     leaves, tree = jax.tree.flatten(x)
     values = _arrays("psum_scatter", leaves)
     if any(v.dtype == jnp.bool_ for v in values):
@@ -124,7 +124,7 @@ def all_gather(
     """
     if to not in ("varying", "invarying"):
         raise DataError(f"all_gather: to is 'varying' or 'invarying', not {to!r}")
-    use = _use("all_gather", "all_gather", schedule, drop=to == "invarying")
+    use = use_of("all_gather", "all_gather", schedule, drop=to == "invarying")
     leaves, tree = jax.tree.flatten(x)
     values = _arrays("all_gather", leaves)
     at = [_dimension("all_gather", v.shape if tiled else (use.n, *v.shape), axis) for v in values]
@@ -145,7 +145,7 @@ def all_to_all(
     x: Any, schedule: On = None, split_axis: int = 0, concat_axis: int = 0, *, tiled: bool = False
 ) -> Any:
     """Rank r's chunk s becomes rank s's chunk r, as ``lax.all_to_all``."""
-    use = _use("all_to_all", "all_to_all", schedule)
+    use = use_of("all_to_all", "all_to_all", schedule)
     leaves, tree = jax.tree.flatten(x)
     values = _arrays("all_to_all", leaves)
     fronts = [_split("all_to_all", use.n, v, split_axis, tiled) for v in values]
@@ -166,7 +166,7 @@ def all_to_all(
 
 def pbroadcast(x: Any, schedule: On = None, source: int = 0, *, specs: Any = None) -> Any:
     """Rank ``source``'s value on every rank, as ``lax.pbroadcast``."""
-    use = _use("pbroadcast", "broadcast", schedule, source=source)
+    use = use_of("pbroadcast", "broadcast", schedule, source=source)
     leaves, tree = jax.tree.flatten(x)
     return jax.tree.unflatten(tree, _whole(use, _arrays("pbroadcast", leaves), _specs(specs, tree)))
 
@@ -174,7 +174,7 @@ def pbroadcast(x: Any, schedule: On = None, source: int = 0, *, specs: Any = Non
 # ---- what all of them share -----------------------------------------------------------------------
 
 
-class _Use:
+class Use:
     """A proved schedule, with everything that the primitive wants to know."""
 
     def __init__(self, certificate: Certificate, op: str, accumulate: Any, wire: Any, drop: bool):
@@ -185,13 +185,13 @@ class _Use:
         self.native = all(leaf.native for leaf in certificate.schedule.leaves())
         self.slots = frame(certificate.schedule, dict(certificate.sizes))
 
-    def sum(self) -> "_Use":
+    def sum(self) -> "Use":
         """The same, but that it sums."""
-        return _Use(self.certificate, "sum", self.accumulate, self.wire, self.drop)
+        return Use(self.certificate, "sum", self.accumulate, self.wire, self.drop)
 
     def run(self, xs: list[jax.Array]) -> list[jax.Array]:
         return bind(
-            [_varying(x, self.axes) for x in xs],
+            [varying(x, self.axes) for x in xs],
             self.certificate,
             op=self.op,
             wire=self.wire,
@@ -200,7 +200,7 @@ class _Use:
         )
 
 
-def _varying(x: jax.Array, axes: Sequence[str]) -> jax.Array:
+def varying(x: jax.Array, axes: Sequence[str]) -> jax.Array:
     missing = tuple(a for a in axes if a not in jax.typeof(x).manual_axis_type.varying)
     return lax.pcast(x, missing, to="varying") if missing else x
 
@@ -222,7 +222,7 @@ def _arrays(name: str, leaves: Sequence[Any]) -> list[jax.Array]:
     return found
 
 
-def _use(
+def use_of(
     name: str,
     kind: str,
     on: On,
@@ -234,7 +234,7 @@ def _use(
     source: int | None = None,
     inconsistent: bool = False,
     size: int | None = None,
-) -> _Use:
+) -> Use:
     schedule = _resolve(name, kind, on, size)
     mesh = jax.sharding.get_abstract_mesh()
     for axis in schedule.axes:
@@ -266,7 +266,7 @@ def _use(
             "collectives send values as they are. Drop it, or take a schedule of collc's."
         )
     dtype = None if accumulate is None else _floating(name, "accumulate", accumulate)
-    return _Use(certificate, op, dtype, _format(name, wire), drop and not inconsistent)
+    return Use(certificate, op, dtype, _format(name, wire), drop and not inconsistent)
 
 
 def _floating(name: str, what: str, dtype: Any) -> str:
@@ -382,7 +382,7 @@ def _reduce(
     name = f"p{op}"
     numbers = _arrays(name, leaves)
     size = sum(v.size * v.dtype.itemsize for v in numbers)
-    use = _use(
+    use = use_of(
         name, "all_reduce", on, accumulate, wire, op=op, inconsistent=inconsistent, size=size
     )
     constant = not any(isinstance(v, Tracer) for v in leaves)
@@ -422,7 +422,7 @@ def _specs(specs: Any, tree: Any) -> list[PartitionSpec | None] | None:
 
 
 def _whole(
-    use: _Use, values: list[jax.Array], specs: list[PartitionSpec | None] | None
+    use: Use, values: list[jax.Array], specs: list[PartitionSpec | None] | None
 ) -> list[jax.Array]:
     """Leaves in, leaves of the same shapes out."""
     auto = operands.automatic()
@@ -443,7 +443,7 @@ def _whole(
     return [back(y) for (_, back), y in zip(pairs, done, strict=True)]
 
 
-def _exchange(use: _Use, fronts: list[jax.Array], lead_in: int, lead_out: int) -> list[jax.Array]:
+def _exchange(use: Use, fronts: list[jax.Array], lead_in: int, lead_out: int) -> list[jax.Array]:
     """[lead_in, p...] in, [lead_out, p...] out, as the primitive has them: with the leads merged."""
     if operands.automatic():
         if lead_in == 1 and use.slots.grain == 1:

@@ -171,7 +171,7 @@ def scope(op_name: str) -> str:
     >>> scope("jit(f)/transpose(jvp(block))/while/body/attention/dot_general")
     'block/attention/dot_general'
     """
-    ours = re.search(r"(?:^|/)(collc/.*?)(?:/r\d+(?:-\d+)?)?/[^/]*$", op_name)
+    ours = re.match(r"(?:.*/)?(collc/.*?)(?:/r\d+(?:-\d+)?)?/[^/]*$", op_name)
     if ours:
         return ours[1]
     names = re.sub(r"\bjit\([^()]*\)", "", op_name)

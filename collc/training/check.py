@@ -20,7 +20,9 @@ from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr
 
 from collc.errors import StepError
+from collc.lowering import sync
 from collc.training import check_rules as rules
+from collc.training.check_parts import elide_parts
 from collc.training.check_rules import Context, Scope
 from collc.training.check_values import (
     Value,
@@ -137,34 +139,28 @@ class _Checker:
                 f"a function of {len(inner.invars)} arguments is called with {len(ins)}, in a way "
                 "that the replication check does not know. Report it to collc."
             )
-        known: dict[Any, Value] = dict(zip(inner.invars, ins))
+        known, instead = scope.known, scope.instead
+        known.update(zip(inner.invars, ins))
         consts = getattr(jaxpr, "consts", ())
         for var, const in zip(inner.constvars, consts):
             known[var] = Value() if isinstance(const, Tracer) else constant(const)
-        instead: dict[Any, Any] = {}  # results of elided equations
         eqns, changed = [], False
-
-        def read(atom: Any) -> Value:
-            return constant(atom.val) if hasattr(atom, "val") else known.get(atom, Value())
-
-        def renamed(atoms: Sequence[Any]) -> list[Any]:
-            return [a if hasattr(a, "val") else instead.get(a, a) for a in atoms]
 
         for old in inner.eqns:
             eqn = old
             if instead and any(not hasattr(a, "val") and a in instead for a in old.invars):
-                eqn = old.replace(invars=renamed(old.invars))
+                eqn = old.replace(invars=scope.renamed(old.invars))
             where = Where(old, context.outer)
-            values = [read(a) for a in old.invars]
+            values = [scope.value(a) for a in old.invars]
             outs, new, elided = self.equation(eqn, values, where, context, scope)
             known.update(zip(old.outvars, outs))
             instead.update(elided)
             eqns += new
             changed |= len(new) != 1 or new[0] is not old
-        results = [read(a) for a in inner.outvars]
+        results = [scope.value(a) for a in inner.outvars]
         if not changed:
             return results, jaxpr
-        return results, rebuilt(jaxpr, eqns, renamed(inner.outvars))
+        return results, rebuilt(jaxpr, eqns, scope.renamed(inner.outvars))
 
     def equation(
         self, eqn: Any, ins: list[Value], where: Where, context: Context, scope: Scope
@@ -186,6 +182,8 @@ class _Checker:
         if name == "shard_map":
             remedy = "Call its body directly: the step is already inside one, over its plan's axes"
             raise rules.refusal(where, "a shard_map inside a decorated step", remedy)
+        if name == sync.NAME:  # an identity; its backward is a collective of its own
+            return [union([v], where) for v in ins[: len(eqn.outvars)]], [eqn], {}
         what = rules.collective(eqn, self.axes)
         if what is not None:
             return self.collective(what, eqn, ins, where, context, scope)
@@ -226,6 +224,8 @@ class _Checker:
             if note:
                 self.note(where, note)
         new, elided = rules.elide(what, eqn, ins)
+        if new and new[0] is eqn:
+            new, elided = elide_parts(what, eqn, where.eqn, scope) or (new, elided)
         if new:
             rules.check_hang(what, where, context)
         if not new or new[0] is not eqn:

@@ -10,7 +10,16 @@ from typing import Any, NamedTuple
 import jax
 
 from collc.errors import StepError
-from collc.training.check_values import Value, Where, holds_jaxpr, is_cotangent, scalar_of, union
+from collc.lowering import sync
+from collc.training.check_values import (
+    Value,
+    Where,
+    constant,
+    holds_jaxpr,
+    is_cotangent,
+    scalar_of,
+    union,
+)
 
 # After a collective all ranks hold the same, or each its own part, or what another one had.
 SAME, DIFFERS, PERMUTES = "same", "differs", "permutes"
@@ -71,10 +80,20 @@ class Context(NamedTuple):
 
 
 class Scope:
-    """The uses and definitions of the variables of one jaxpr, found when first asked for."""
+    """The variables of one jaxpr: their uses and definitions, found when first asked for, what is
+    known of them so far, and what stands for those that were elided.
+    """
 
     def __init__(self, jaxpr: Any):
         self.jaxpr = jaxpr
+        self.known: dict[Any, Value] = {}
+        self.instead: dict[Any, Any] = {}
+
+    def value(self, atom: Any) -> Value:
+        return constant(atom.val) if hasattr(atom, "val") else self.known.get(atom, Value())
+
+    def renamed(self, atoms: Sequence[Any]) -> list[Any]:
+        return [a if hasattr(a, "val") else self.instead.get(a, a) for a in atoms]
 
     @cached_property
     def uses(self) -> dict[Any, list[Any]]:
@@ -188,6 +207,8 @@ def check_sum(
         return None
     shape = eqn.invars[index].aval.shape
     axes, times = ranks_of(same), math.prod(sizes[a] for a in same)
+    if what.op == "mean" and is_sync(eqn):  # a gradient that does not depend on the batch
+        return None
     if is_cotangent(eqn, context.cotangent):
         raise StepError(
             f"{where}: loss reduced inside grad. The derivative of {what.name} reduces a cotangent "
@@ -209,6 +230,11 @@ def check_sum(
         f"same on all ranks of {axes}: the sum multiplies it by {times}. Drop the second "
         "reduction, or use pmean."
     )
+
+
+def is_sync(eqn: Any) -> bool:
+    """Whether an equation is the reduction of a ``collc.sync``."""
+    return any(entry.name == sync.SCOPE for entry in eqn.source_info.name_stack.stack)
 
 
 def check_hang(what: Collective, where: Where, context: Context) -> None:

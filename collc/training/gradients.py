@@ -4,20 +4,17 @@ import dataclasses
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-from jax import lax
 from jax.sharding import PartitionSpec
 
 from collc.errors import DataError, StepError
 from collc.lowering.collectives import pmean
 from collc.planning.plan import Plan, check_plan
-from collc.training.kinds import Batch
-from collc.training.layouts import is_array
-from collc.training.modules import Modules, is_module
+from collc.training.modules import is_module
+from collc.training.pieces import Pieces
 from collc.training.step import Step, argument_names
 
 
@@ -41,7 +38,8 @@ def value_and_grad(
     positional argument that ``loss_fn`` has), or ``nnx.DiffState`` for modules.
     ``batch``: names of the arguments that are split on dimension 0; by default all that are not
     differentiated. ``microbatches=k`` takes each device's part in k pieces, adds up their gradients
-    in at least float32, and reduces once; what ``has_aux`` returns is stacked, [k, ...], but
+    in at least float32, and reduces once: in the backward of the last piece what passes one
+    ``collc.sync``, all else at the end. What ``has_aux`` returns is stacked, [k, ...], but
     ``collc.Batch`` is put together again. ``specs``: the sharding of the differentiated arguments
     over automatic axes, a pytree of PartitionSpec like them, where types or Flax metadata do not
     say it.
@@ -81,12 +79,14 @@ def value_and_grad(
             call = inspect.BoundArguments(signature, here)
             return loss_fn(*call.args, **call.kwargs)
 
-        grad_of = (nnx or jax).value_and_grad
-        grad = grad_of(local, argnums=argnums, has_aux=has_aux)
+        def grad_of(loss: Callable[..., Any]) -> Callable[..., Any]:
+            return (nnx or jax).value_and_grad(loss, argnums=argnums, has_aux=has_aux)
+
         if microbatches == 1:
-            out, grads = grad(*values.values())
+            out, grads = grad_of(local)(*values.values())
         else:
-            out, grads = _accumulated(grad, values, split, microbatches, has_aux)
+            wrt = differentiated if isinstance(argnums, tuple) else differentiated[0]
+            out, grads = Pieces(values, split, microbatches, has_aux).gradient(local, grad_of, wrt)
         value, aux = out if has_aux else (out, None)
         known = specs if specs is not None else metadata(grads)
         sharded = (PartitionSpec(), known) if known is not None and _partial(plan) else None
@@ -148,73 +148,3 @@ def metadata(grads: Any) -> Any:
 
     specs = jax.tree.map(spec, grads, is_leaf=boxed)
     return specs if found else None
-
-
-def _accumulated(
-    grad: Callable[..., Any],
-    values: Mapping[str, Any],
-    batches: Sequence[str],
-    k: int,
-    has_aux: bool,
-) -> tuple[Any, Any]:
-    """The mean of value and gradients over k pieces of this device's batch."""
-    # What is no array, such as a flag, is a constant: it is in no piece.
-    flat = {name: jax.tree.flatten(values[name]) for name in batches}
-    pieces = {
-        name: [_split(name, x, k) if is_array(x) else None for x in leaves]
-        for name, (leaves, _) in flat.items()
-    }
-    modules = Modules(values)
-
-    def one(state: Any, piece: dict[str, Any]) -> tuple[Any, Any, Any]:
-        own = modules.merge(state)
-        parts = {}
-        for name, (leaves, tree) in flat.items():
-            filled = [x if p is None else p for x, p in zip(leaves, piece[name], strict=True)]
-            parts[name] = jax.tree.unflatten(tree, filled)
-        out, grads = grad(*{**values, **own, **parts}.values())
-        return modules.after(own), out, grads
-
-    _, out, grads = jax.eval_shape(one, modules.state, jax.tree.map(lambda x: x[0], pieces))
-    loss = out[0] if has_aux else out
-    wide = jax.tree.map(lambda x: jnp.zeros(x.shape, _wide(x.dtype)), (loss, grads))
-
-    def body(carry: Any, piece: dict[str, Any]) -> Any:
-        state, sums = carry
-        state, out, grads = one(state, piece)
-        loss, aux = out if has_aux else (out, None)
-        sums = jax.tree.map(lambda s, x: s + x.astype(s.dtype), sums, (loss, grads))
-        return (state, sums), aux
-
-    (state, sums), aux = lax.scan(body, (modules.state, wide), pieces, length=k)
-    modules.update(state)
-    value, total = jax.tree.map(lambda s, x: (s / k).astype(x.dtype), sums, (loss, grads))
-    return ((value, _joined(aux)) if has_aux else value), total
-
-
-def _split(name: str, x: Any, k: int) -> Any:
-    """[k * m, ...] -> [k, m, ...]"""
-    if x.shape[0] % k:
-        raise DataError(
-            f"{name}: a device's part of the batch is {x.shape[0]}, which does not divide in "
-            f"microbatches={k} pieces."
-        )
-    return x.reshape(k, x.shape[0] // k, *x.shape[1:])
-
-
-def _joined(aux: Any) -> Any:
-    """Per-example results of all pieces, [k, m, ...] -> [k * m, ...]; others stay stacked."""
-    is_batch = lambda x: isinstance(x, Batch)  # noqa: E731
-
-    def join(x: Any) -> Any:
-        if not is_batch(x):
-            return x
-        scalars = [y for y in jax.tree.leaves(x) if y.ndim < 2]
-        return x if scalars else jax.tree.map(lambda y: y.reshape(-1, *y.shape[2:]), x)
-
-    return jax.tree.map(join, aux, is_leaf=is_batch)
-
-
-def _wide(dtype: Any) -> Any:
-    """At least float32, in which gradients are added up."""
-    return jnp.promote_types(dtype, jnp.float32) if jnp.issubdtype(dtype, jnp.floating) else dtype
