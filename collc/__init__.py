@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from collc.lowering.collectives import psum_scatter as psum_scatter
     from collc.planning.plan import Plan as Plan
     from collc.planning.plan import plan as plan
+    from collc.receipts.pods import pod as pod
+    from collc.receipts.reading import receipt as receipt
     from collc.runtime.init import init as init
     from collc.training.gradients import value_and_grad as value_and_grad
     from collc.training.kinds import Batch as Batch
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from collc.training.kinds import rank_key as rank_key
     from collc.training.kinds import ranked as ranked
     from collc.training.step import schedule as schedule
+    from collc.training.sync import sync as sync
 
 _HOME = {
     "Certificate": "collc.analysis.certificate",
@@ -58,6 +61,8 @@ _HOME = {
     "psum_scatter": "collc.lowering.collectives",
     "Plan": "collc.planning.plan",
     "plan": "collc.planning.plan",
+    "pod": "collc.receipts.pods",
+    "receipt": "collc.receipts.reading",
     "init": "collc.runtime.init",
     "value_and_grad": "collc.training.gradients",
     "Batch": "collc.training.kinds",
@@ -65,6 +70,7 @@ _HOME = {
     "rank_key": "collc.training.kinds",
     "ranked": "collc.training.kinds",
     "schedule": "collc.training.step",
+    "sync": "collc.training.sync",
 }
 
 __all__ = list(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]

@@ -1,6 +1,6 @@
-"""The command line: ``collc list``, ``show``, ``verify``, ``bench``, ``train``. A module for each.
+"""The command line: a module for each command.
 
-Nothing but ``bench`` and ``train`` loads jax.
+``list``, ``show``, ``verify`` and the help of all commands never load jax.
 """
 
 import importlib.metadata
@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from collc.cli import bench, common, listing, show, train, verifying
+from collc.cli import bench, common, compiling, hlo, listing, show, train, verifying
 
 
 class _Help:
@@ -102,6 +102,20 @@ _add(
     "collc train --demo",
     "collc train --mesh gpu=8 --schedule gpu=ring --steps 500 --run runs/mine",
     "collc train --resume runs/mine",
+)
+_add(
+    "compile",
+    compiling.compile_step,
+    "collc compile examples/pod_step.py:train_step --pod h100:2x8 --plan gpu=ring,host=tree",
+    "collc compile transformer:medium --pod h100:512x8 --plan gpu=ring,host=tree --against native",
+    "collc compile my/step.py:step --pod gb200-nvl72:36x4 --mesh data=2,model=72 --donate state",
+)
+_add(
+    "hlo",
+    hlo.hlo,
+    "collc hlo after_optimizations.txt",
+    "collc hlo after_optimizations.txt --mesh host=64,gpu=8",
+    "collc hlo - --json",
 )
 
 
