@@ -75,6 +75,18 @@ class Asked:
         return -(-self.elements * bits(self.dtype) // 8)
 
 
+def title(scope: str) -> str:
+    """A scope as one reads it, a schedule's as in a plan.
+
+    >>> title("collc/ring.all_gather/gpu"), title("collc/ring.all_reduce/host,gpu"), title("mlp/psum")
+    ('ring.all_gather @ gpu', 'ring.all_reduce @ (host, gpu)', 'mlp/psum')
+    """
+    if not scope.startswith("collc/"):
+        return scope
+    name, _, axes = scope.removeprefix("collc/").rpartition("/")
+    return f"{name} @ {axes}" if "," not in axes else f"{name} @ ({axes.replace(',', ', ')})"
+
+
 def hlo_dtype(dtype: Any) -> str:
     """HLO's name of a dtype.
 

@@ -4,9 +4,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from collc.lowering.account import Asked, bits
+from collc.lowering.account import Asked, bits, title
 from collc.receipts.hlo import Collective
-from collc.receipts.matching import Matching, Piece, Request, bears
+from collc.receipts.matching import Matching, Piece, Request
 
 MERGED, SPLIT, UPCAST, NARROWED = "merged", "split", "upcast", "narrowed"
 UNPLANNED, REMOVED, REPEATED = "unplanned", "removed", "repeated"
@@ -36,10 +36,14 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """``differences``, in the order of the program, and by instruction which asked ones it serves."""
+    """The differences, in the order of the program.
+
+    ``served``: by instruction, what it answers and how often. ``absent``: what is not there, how often.
+    """
 
     differences: tuple[Difference, ...]
-    served: Mapping[str, tuple[Asked, ...]]
+    served: Mapping[str, tuple[tuple[Asked, int], ...]]
+    absent: tuple[tuple[Asked, int], ...]
 
 
 def compare(
@@ -57,13 +61,15 @@ def compare(
     requests, pieces = matching.requests, matching.pieces
     differences = _merged(pieces)
     differences += [_cast(p, a) for p, a in matching.cast()]
-    differences += _split(requests, pieces) + _rest(requests, pieces)
-    served: dict[str, tuple[Asked, ...]] = {}
+    differences += [_split(*each) for each in matching.split()]
+    differences += _rest(requests, pieces)
+    served: dict[str, tuple[tuple[Asked, int], ...]] = {}
     for p in pieces:
         served[p.collective.name] = (*served.get(p.collective.name, ()), *p.served)
+    absent = tuple((r.asked, int(r.left)) for r in requests if 0 < r.left < math.inf)
     place = {c.name: i for i, c in enumerate(found)}
     differences.sort(key=lambda d: min((place[n] for n in d.names), default=len(found)))
-    return Comparison(tuple(differences), served)
+    return Comparison(tuple(differences), served, absent)
 
 
 # ---- differences ----------------------------------------------------------------------------------
@@ -75,11 +81,10 @@ def _merged(pieces: Sequence[Piece]) -> list[Difference]:
         by.setdefault(p.collective.name, []).append(p)
     found = []
     for name, parts in by.items():
-        served = [a for p in parts for a in p.served]
+        served = [a for p in parts for a, _ in p.served]
         if served and (len(parts) > 1 or parts[0].joined):
             c = parts[0].collective
-            scopes = ", ".join(dict.fromkeys(a.scope for a in served))
-            text = f"{len(served)} that were asked for ({scopes}) are {shown(c, parts[0].axes)}"
+            text = f"{len(served)} that were asked for ({_scopes(served)}) are {shown(c, parts[0].axes)}"
             found.append(Difference(MERGED, text, c.count, (name,)))
     return found
 
@@ -89,30 +94,17 @@ def _cast(piece: Piece, asked: Asked) -> Difference:
     wide, narrow = bits(piece.dtype), bits(asked.dtype)
     text = (
         f"{shown(c, piece.axes)}: {piece.dtype} travels, but {asked.dtype} was asked "
-        f"({asked.scope}), {wide / narrow:g} times the bytes"
+        f"({title(asked.scope)}), {wide / narrow:g} times the bytes"
     )
     return Difference(UPCAST if wide > narrow else NARROWED, text, c.count, (c.name,))
 
 
-def _split(requests: Sequence[Request], pieces: Sequence[Piece]) -> list[Difference]:
-    """Requests that are not found, beside operations of their scope that nothing asked for."""
-    found = []
-    for r in requests:
-        if not r.left or r.left == math.inf:
-            continue
-        own = [p for p in pieces if p.left and not p.served and bears(p, r.asked)]
-        own = [p for p in own if set(p.axes) <= set(r.asked.axes)]
-        if not own:
-            continue
-        parts = ", ".join(f"{p.left} x {shown(p.collective, p.axes)}" for p in own)
-        text = f"{_request(r.asked)}, {int(r.left)} times, became {parts}"
-        names = tuple(dict.fromkeys(p.collective.name for p in own))
-        found.append(Difference(SPLIT, text, int(r.left), names))
-        r.left = 0
-        for p in own:
-            p.left = 0
-            p.served.append(r.asked)
-    return found
+def _split(request: Request, own: Sequence[Piece], n: int) -> Difference:
+    parts = ", ".join(f"{shown(p.collective, p.axes)}, {_times(p.left)}" for p in own)
+    for p in own:
+        p.left = 0
+    text = f"{_request(request.asked)}, {_times(n)}, became {parts}"
+    return Difference(SPLIT, text, n, tuple(dict.fromkeys(p.collective.name for p in own)))
 
 
 def _rest(requests: Sequence[Request], pieces: Sequence[Piece]) -> list[Difference]:
@@ -125,21 +117,21 @@ def _rest(requests: Sequence[Request], pieces: Sequence[Piece]) -> list[Differen
             left.setdefault(p.collective.name, []).append(p)
     for name, parts in left.items():
         c, axes, n = parts[0].collective, parts[0].axes, max(p.left for p in parts)
-        times = f"{shown(c, axes)}, {n} times"
-        if served := [a.scope for p in parts for a in p.served]:
-            more = f"{times} more than asked ({', '.join(dict.fromkeys(served))})"
+        times = f"{shown(c, axes)}, {_times(n)}"
+        if served := [a for p in parts for a, _ in p.served]:
+            more = f"{times} more than asked ({_scopes(served)})"
             found.append(Difference(REPEATED, more, n, (name,)))
             continue
         other = [a for a in axes if planned and a not in planned]
-        beyond = f", over {' and '.join(other)}, which the plan does not name" if other else ""
+        beyond = f"; the plan does not name {' and '.join(other)}" if other else ""
         by = f" ({c.op_name})" if c.op_name else ""
-        text = f"{times}, which nobody asked for{beyond}{by}"
+        text = f"{times}{by}: XLA put it in, the program does not ask for it{beyond}"
         found.append(Difference(UNPLANNED, text, n, (name,)))
     for r in requests:
         if r.left and r.left != math.inf:
             text = (
-                f"{_request(r.asked)} was asked {int(r.left)} times more than it is there: XLA found "
-                "it dead, or the same as another"
+                f"{_request(r.asked)} is not there, {_times(int(r.left))}: XLA found it dead, or the "
+                "same as another"
             )
             found.append(Difference(REMOVED, text, int(r.left)))
     return found
@@ -147,7 +139,15 @@ def _rest(requests: Sequence[Request], pieces: Sequence[Piece]) -> list[Differen
 
 def _request(asked: Asked) -> str:
     over = ",".join(asked.axes)
-    return f"{asked.kind} over {over} of {size(asked.bytes)} {asked.dtype} ({asked.scope})"
+    return f"{asked.kind} over {over} of {size(asked.bytes)} {asked.dtype} ({title(asked.scope)})"
+
+
+def _times(n: int) -> str:
+    return "once" if n == 1 else f"{n} times"
+
+
+def _scopes(asked: Iterable[Asked]) -> str:
+    return ", ".join(dict.fromkeys(title(a.scope) for a in asked))
 
 
 def shown(c: Collective, axes: Sequence[str]) -> str:

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from collc.lowering.account import title
 from collc.receipts.compare import size
 from collc.receipts.overlap import beside
 from collc.receipts.receipt import Entry, Receipt
-from collc.receipts.rows import among, title
+from collc.receipts.rows import among
 
 
 def as_json(receipt: Receipt) -> Mapping[str, Any]:

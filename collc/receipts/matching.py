@@ -12,14 +12,17 @@ from collc.receipts.spans import canonical, everywhere, spanned
 
 @dataclass
 class Piece:
-    """One array of a collective's result: a merged one has several. ``left``: executions."""
+    """One array of a collective's result: a merged one has several.
+
+    ``left``: executions that nothing is known of yet. ``served``: what it answers, how often.
+    """
 
     collective: Collective
     axes: tuple[str, ...]
     dtype: str
     elements: int
     left: int
-    served: list[Asked] = field(default_factory=list)
+    served: list[tuple[Asked, int]] = field(default_factory=list)
     joined: bool = False  # whether what it serves lies in it end to end
 
     @property
@@ -88,10 +91,29 @@ class Matching:
             chosen = _summing([r.asked.elements for r in copies], p.elements)
             if len(chosen) < 2:
                 continue
+            n, p.left, p.joined = p.left, 0, True
             for i in chosen:
-                copies[i].left -= p.left
-                p.served.append(copies[i].asked)
-            p.left, p.joined = 0, True
+                copies[i].left -= n
+                p.served.append((copies[i].asked, n))
+
+    def split(self) -> list[tuple[Request, list[Piece], int]]:
+        """Finds what a request has become: an all-reduce in levels, or operations of its scope.
+
+        Returns the requests, the pieces, and how many executions each is about.
+        """
+        found = []
+        for r in self.requests:
+            if not 0 < r.left < math.inf:
+                continue
+            free = [p for p in self.pieces if p.left and not p.served]
+            free = [p for p in free if set(p.axes) <= set(r.asked.axes)]
+            own = _levels(r.asked, free) or [p for p in free if bears(p, r.asked)]
+            if own:
+                n, r.left = int(r.left), 0
+                found.append((r, own, n))
+                for p in own:
+                    p.served.append((r.asked, n if p is own[0] else 0))
+        return found
 
     def _pair(self, fits: Callable[[Asked, Piece], bool]) -> list[tuple[Piece, Asked]]:
         by: dict[object, list[Request]] = {}
@@ -105,7 +127,7 @@ class Matching:
                     if n and (not own or bears(p, r.asked)) and fits(r.asked, p):
                         r.left -= n
                         p.left -= n
-                        p.served.append(r.asked)
+                        p.served.append((r.asked, n))
                         found.append((p, r.asked))
         return found
 
@@ -122,6 +144,30 @@ def _pieces(collective: Collective, axes: tuple[str, ...]) -> list[Piece]:
     if collective.kind == "all-to-all" and len(set(collective.dtypes)) == 1:
         each = [(collective.dtypes[0], sum(n for _, n in each))]  # a chunk for each rank
     return [Piece(collective, axes, dtype, n, collective.count) for dtype, n in each if n]
+
+
+def _levels(asked: Asked, free: Sequence[Piece]) -> list[Piece]:
+    """The operations that an all-reduce in levels consists of: scatters, a sum, gathers. [] if none.
+
+    XLA gives those that it makes itself no name: each has to take up what the one before it left.
+    """
+    if asked.kind != "all-reduce":
+        return []
+    chain, elements = [], asked.elements
+    for kind in ("reduce-scatter", "all-reduce", "all-gather"):
+        for p in free:
+            width = len(p.collective.partners[0])
+            taken = {
+                "reduce-scatter": p.elements * width,
+                "all-reduce": p.elements,
+                "all-gather": p.elements // width,
+            }
+            whole = bool(chain) and elements == asked.elements
+            fits = (p.collective.kind, p.dtype) == (kind, asked.dtype) and taken[kind] == elements
+            if fits and not whole:
+                chain.append(p)
+                elements = p.elements
+    return chain if len(chain) > 1 and elements == asked.elements else []
 
 
 def bears(piece: Piece, asked: Asked) -> bool:

@@ -115,22 +115,19 @@ def _made(
     compared = None
     if requests is not None:
         compared = compare(requests, collectives, sizes)
-    entries = tuple(
-        Entry(
-            c,
-            over,
-            links(c, pod.domain_of) if pod else None,
-            _by(c) if compared is None else _served(compared.served.get(c.name, ())),
-        )
-        for c, over in zip(collectives, axes, strict=True)
-    )
+    entries = []
+    for c, over in zip(collectives, axes, strict=True):
+        serves = () if compared is None else compared.served.get(c.name, ())
+        by = _by(c) if compared is None else _served(serves)
+        entries.append(Entry(c, over, links(c, pod.domain_of) if pod else None, by, serves))
     return Receipt(
         module=module,
         sizes=sizes,
         pod=pod,
-        entries=entries,
+        entries=tuple(entries),
         asked=requests,
         differences=() if compared is None else compared.differences,
+        absent=() if compared is None else compared.absent,
         memory=_memory(memory, pod),
         seconds=seconds,
     )
@@ -154,11 +151,9 @@ def _by(c: Collective) -> By:
     return "program" if c.op_name.rpartition("/")[2].startswith(_LAX) else "XLA"
 
 
-def _served(requests: Iterable[Asked]) -> By:
-    asked = list(requests)
-    if any(a.plan for a in asked):
-        return "plan"
-    return "program" if asked else "XLA"
+def _served(serves: Iterable[tuple[Asked, int]]) -> By:
+    plans = [asked.plan for asked, _ in serves]
+    return "plan" if any(plans) else "program" if plans else "XLA"
 
 
 def _memory(found: Any, pod: pods.Pod | None) -> Memory | None:

@@ -34,6 +34,7 @@ class Entry:
     axes: tuple[str, ...] | None
     links: Links | None
     by: By
+    serves: tuple[tuple[Asked, int], ...] = ()
 
     @property
     def scope(self) -> str:
@@ -70,6 +71,7 @@ class Receipt:
       entries: the collectives, in the order of the program.
       asked: what the program asked for; None where only its HLO was given.
       differences: how ``entries`` differ from ``asked``.
+      absent: of ``asked``, what is not there, and how many executions of it.
       memory: None where only text was given.
       seconds: of "lower", "compile" and "receipt", as far as they were done here.
     """
@@ -80,6 +82,7 @@ class Receipt:
     entries: tuple[Entry, ...]
     asked: tuple[Asked, ...] | None
     differences: tuple[Difference, ...]
+    absent: tuple[tuple[Asked, int], ...]
     memory: Memory | None
     seconds: Mapping[str, float]
 

@@ -1,10 +1,9 @@
 """A receipt's collectives in rows: equal ones together, and beside them how many were asked for."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from collc.lowering.account import Asked
+from collc.lowering.account import title
 from collc.receipts.receipt import By, Entry, Receipt
 
 
@@ -39,13 +38,26 @@ class Row:
 
 def rows(receipt: Receipt) -> tuple[Row, ...]:
     """Those that a plan asked for first, then the program's own, then XLA's; each in program order."""
-    grouped: dict[Row, int] = {}
+    found: dict[Row, int] = {}
+    asked: dict[Row, float] = {}
     for entry in receipt.entries:
         key = row_of(entry)
-        grouped[key] = grouped.get(key, 0) + entry.collective.count
-    made = [replace(key, found=n) for key, n in grouped.items()]
-    if receipt.asked is not None:
-        made = _accounted(made, receipt.asked)
+        found[key] = found.get(key, 0) + entry.collective.count
+        for a, n in entry.serves:
+            asked[key] = asked.get(key, 0) + (math.inf if a.count is None else n)
+    for a, n in receipt.absent:
+        by: By = "plan" if a.plan else "program"
+        axes = ",".join(a.axes)
+        key = Row(by, title(a.scope), a.kind, axes, a.dtype, a.bytes, "", None, 0, None)
+        # Beside those of its kind that are there, if some are.
+        key = next((r for r in found if replace(r, kernel="", asynchronous=None) == key), key)
+        found.setdefault(key, 0)
+        asked[key] = asked.get(key, 0) + n
+    known = receipt.asked is not None
+    made = [
+        replace(key, found=n, asked=asked.get(key, 0) if known else None)
+        for key, n in found.items()
+    ]
     order: dict[tuple[int, str], list[Row]] = {}
     for row in made:
         order.setdefault((_ORDER[row.by], row.scope), []).append(row)
@@ -83,58 +95,3 @@ def among(entry: Entry) -> str:
     sizes = sorted({len(group) for group in listed})
     each = " or ".join(map(str, sizes))
     return f"{len(listed)} {'group' if len(listed) == 1 else 'groups'} of {each}"
-
-
-def title(scope: str) -> str:
-    """A scope as one reads it, a schedule's as in a plan.
-
-    >>> title("collc/ring.all_gather/gpu"), title("collc/ring.all_reduce/host,gpu"), title("block/psum")
-    ('ring.all_gather @ gpu', 'ring.all_reduce @ (host, gpu)', 'block/psum')
-    """
-    if not scope.startswith("collc/"):
-        return scope
-    name, _, axes = scope.removeprefix("collc/").rpartition("/")
-    return f"{name} @ {axes}" if "," not in axes else f"{name} @ ({axes.replace(',', ', ')})"
-
-
-# ---- what was asked -------------------------------------------------------------------------------
-
-
-def _accounted(found: Sequence[Row], asked: Iterable[Asked]) -> list[Row]:
-    """The rows with what was asked, and rows for what was asked and is nowhere."""
-    got = [0.0] * len(found)
-    absent: dict[Row, float] = {}
-    for a in asked:
-        left = math.inf if a.count is None else a.count
-        for i in _likely(found, a):
-            take = min(left, max(found[i].found - got[i], 0)) if left < math.inf else left
-            got[i] += take
-            left = 0 if left == math.inf else left - take
-        if not left:
-            continue
-        homes = list(_likely(found, a))
-        if homes:  # more than there are: the row says so
-            got[homes[0]] += left
-        else:
-            by: By = "plan" if a.plan else "program"
-            over, where = ",".join(a.axes), title(a.scope)
-            key = Row(by, where, a.kind, over, a.dtype, a.bytes, "", None, 0, None)
-            absent[key] = absent.get(key, 0) + left
-    there = [replace(row, asked=n) for row, n in zip(found, got, strict=True)]
-    return there + [replace(key, asked=n) for key, n in absent.items()]
-
-
-def _likely(found: Sequence[Row], a: Asked) -> Iterator[int]:
-    """The rows that answer a request, by the first of these that any row does: equal ones of its own
-    scope; equal ones; its scope in other sizes or dtypes, as XLA shards, merges and casts.
-    """
-    same = [i for i, r in enumerate(found) if (r.kind, r.among) == (a.kind, ",".join(a.axes))]
-    own = [i for i in same if _of(found[i], a)]
-    equal = [i for i in same if (found[i].wire, found[i].bytes) == (a.dtype, a.bytes)]
-    yield from [i for i in own if i in equal] or equal or own
-
-
-def _of(row: Row, a: Asked) -> bool:
-    if a.plan:
-        return row.scope == title(a.scope)
-    return row.scope.rpartition("/")[2].partition("[")[0] == a.scope

@@ -12,7 +12,6 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from collc.receipts.reading import receipt
-from collc.receipts.spans import Links
 
 pytestmark = pytest.mark.newest_only
 
@@ -152,9 +151,7 @@ def test_tensor_parallel(pod):
 
     found = compiled_for(mesh, step, (P(None, "gpu"), P("gpu", None)), P("host"))
     within = [e.collective for e in found.entries if e.axes == ("gpu",)]
-    assert [(c.kind, c.bytes, c.count) for c in within] == [
-        ("all-reduce", 4 * (B // HOSTS) * D, 1)
-    ]
+    assert [(c.kind, c.bytes, c.count) for c in within] == [("all-reduce", 4 * (B // HOSTS) * D, 1)]
     between = [e.collective for e in found.entries if e.axes == ("host",)]
     assert {c.kind for c in between} == {"all-reduce"}
     assert sum(c.bytes for c in between) == 2 * WEIGHT // GPUS + 4

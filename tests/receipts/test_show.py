@@ -11,7 +11,7 @@ from collc.lowering.account import Asked
 from collc.receipts import target
 from collc.receipts.against import side_by_side
 from collc.receipts.collectives import CollectivePermute
-from collc.receipts.compare import Difference
+from collc.receipts.compare import compare
 from collc.receipts.export import annotated, as_json
 from collc.receipts.overlap import MOST
 from collc.receipts.pods import Pod
@@ -34,33 +34,37 @@ def mesh_of(name):
 def made(name="fsdp-cuda-0.12", **changed):
     """The receipt of a text, with all that only a compiled program on a pod has."""
     found = receipt(fixture(name), mesh=mesh_of(name))
+    requests = (
+        Asked("all-gather", ("host", "gpu"), None, "bf16", MIB, 8, "all_gather", False),
+        Asked("all-reduce", ("host",), None, "f32", MIB, 2, "collc/native.all_reduce/host", True),
+    )
+    compared = compare(requests, found.module.collectives, mesh_of(name))
     domains = np.arange(found.module.devices) // 8
     return replace(
         found,
         pod=Pod(target.find("h100"), 8, 8, domains, domains),
-        entries=tuple(replace(e, links=links(e.collective, domains)) for e in found.entries),
-        asked=(
-            Asked("all-gather", ("host", "gpu"), None, "bf16", MIB, 8, "all_gather", False),
-            Asked("all-reduce", ("host", "gpu"), None, "f32", 1, 3, "reduce_sum", False),
-            Asked(
-                "all-reduce", ("host",), None, "f32", MIB, 2, "collc/native.all_reduce/host", True
-            ),
+        entries=tuple(
+            replace(
+                e,
+                links=links(e.collective, domains),
+                serves=compared.served.get(e.collective.name, ()),
+            )
+            for e in found.entries
         ),
-        differences=(
-            Difference("unplanned", "one reduce-scatter which nobody asked for", 4, ("x",)),
-            Difference("removed", "one all-reduce which is not there", 2),
-        ),
+        asked=requests,
+        absent=compared.absent,
+        differences=compared.differences,
         memory=Memory(40 * MIB, 40 * MIB, 32 * MIB, 12 * MIB, 80 * 2**30),
         seconds={"trace": 0.25, "lower": 0.5, "compile": 4.0, "receipt": 0.125},
         **changed,
     )
 
 
-def entry(scope, *, count=1, dtype="f32", shape=(8,), by="plan"):
+def entry(scope, *, count=1, dtype="f32", shape=(8,), by="plan", serves=()):
     pairs = tuple((i, (i + 1) % 8) for i in range(8))
     name = f"jit(f)/shard_map/{scope}"
     c = CollectivePermute("p", (dtype,), (shape,), (), count, True, "nccl", name, (), pairs)
-    return Entry(c, ("gpu",), None, by)
+    return Entry(c, ("gpu",), None, by, serves)
 
 
 # ---- text -----------------------------------------------------------------------------------------
@@ -114,40 +118,33 @@ def asked(scope, count, *, dtype="f32", elements=8, kind="collective-permute", p
 RING = "collc/ring.reduce_scatter/gpu"
 
 
-def counts(entries, requests):
-    found = rows(replace(made(), entries=tuple(entries), asked=tuple(requests)))
+def counts(entries, absent=()):
+    found = rows(replace(made(), entries=tuple(entries), absent=tuple(absent)))
     return [(r.scope, r.wire, r.asked, r.found) for r in found]
 
 
 def test_equal_collectives_are_one_row():
-    two = [entry(f"{RING}/r{i}/ppermute", count=i + 1) for i in range(3)]
-    assert counts(two, [asked(RING, 6)]) == [("ring.reduce_scatter @ gpu", "f32", 6, 6)]
-
-
-def test_requests_go_to_their_own_scope_first():
-    here = [entry(f"{RING}/r0/ppermute", count=7), entry("collc/tree.reduce/gpu/r0/ppermute")]
-    requests = [asked("collc/tree.reduce/gpu", 1), asked(RING, 7)]
-    assert counts(here, requests) == [
-        ("ring.reduce_scatter @ gpu", "f32", 7, 7),
-        ("tree.reduce @ gpu", "f32", 1, 1),
+    two = [
+        entry(f"{RING}/r{i}/ppermute", count=i + 1, serves=((asked(RING, 6), i + 1),))
+        for i in range(3)
     ]
+    assert counts(two) == [("ring.reduce_scatter @ gpu", "f32", 6, 6)]
 
 
-def test_one_that_is_there_in_another_dtype_stands_in_that_row():
-    here = [entry(f"{RING}/r0/ppermute", count=7)]
-    assert counts(here, [asked(RING, 7, dtype="bf16")]) == [
-        ("ring.reduce_scatter @ gpu", "f32", 7, 7)
-    ]
+def test_one_that_nobody_asked_for():
+    assert counts([entry("mul", by="XLA")]) == [("mul", "f32", 0, 1)]
 
 
 def test_one_that_is_not_there_has_a_row_of_its_own():
-    assert counts([], [asked("psum", 2, kind="all-reduce", plan=False)]) == [("psum", "f32", 2, 0)]
+    psum = asked("psum", 2, kind="all-reduce", plan=False)
+    assert counts([], [(psum, 2)]) == [("psum", "f32", 2, 0)]
 
 
 def test_more_than_are_there_and_loops_that_nobody_counts():
-    here = [entry(f"{RING}/r0/ppermute", count=7)]
-    assert counts(here, [asked(RING, 9)])[0][2:] == (9, 7)
-    assert counts(here, [asked(RING, None)])[0][2:] == (math.inf, 7)
+    here = entry(f"{RING}/r0/ppermute", count=7, serves=((asked(RING, 9), 7),))
+    assert counts([here], [(asked(RING, 9), 2)])[0][2:] == (9, 7)
+    unknown = entry(f"{RING}/r0/ppermute", count=7, serves=((asked(RING, None), 7),))
+    assert counts([unknown])[0][2:] == (math.inf, 7)
 
 
 # ---- JSON, HLO, side by side ------------------------------------------------------------------------
@@ -161,7 +158,11 @@ def test_json_holds_all_of_it():
     first = found["collectives"][0]
     assert first["axes"] == ["host", "gpu"] and first["among"] is None and first["bytes"] == 2 * MIB
     assert found["memory"]["total"] == 60 * MIB and found["memory"]["fits"] is True
-    assert [d["what"] for d in found["differences"]] == ["unplanned", "removed"]
+    assert [d["what"] for d in found["differences"]] == [
+        "unplanned",
+        "unplanned",
+        "removed",
+    ]
     assert found["asked"][0]["count"] == 8
     every = Links(**found["links"])
     assert every == sum((Links(**c["links"]) for c in found["collectives"]), Links(0, 0))
