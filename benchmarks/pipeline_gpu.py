@@ -84,7 +84,7 @@ def ready() -> None:
     if importlib.util.find_spec("jax") is None:
         sys.exit(f"pipeline_gpu: {sys.executable} has no jax. Name a Python with collc installed.")
     from collc.errors import PodError
-    from collc.receipts import toolchain
+    from collc.receipts.pods import toolchain
 
     try:
         toolchain.ready()

@@ -162,7 +162,7 @@ def compile_step(
     named = {option: names(option, text) for option, text in options.items() if text is not None}
     given = Given(step, plan, against, xla or (), named, sizes)
     given.check()
-    from collc.receipts import flags
+    from collc.receipts.pods import flags
 
     flags.probe_environment()
     from collc.cli.attempts import Attempts

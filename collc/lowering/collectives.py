@@ -201,6 +201,7 @@ class Use:
 
 
 def varying(x: jax.Array, axes: Sequence[str]) -> jax.Array:
+    """The value, typed as one that may differ along these axes."""
     missing = tuple(a for a in axes if a not in jax.typeof(x).manual_axis_type.varying)
     return lax.pcast(x, missing, to="varying") if missing else x
 
@@ -235,6 +236,7 @@ def use_of(
     inconsistent: bool = False,
     size: int | None = None,
 ) -> Use:
+    """What the public function ``name`` is called with, as a proved schedule. Raises as it does."""
     schedule = _resolve(name, kind, on, size)
     mesh = jax.sharding.get_abstract_mesh()
     for axis in schedule.axes:

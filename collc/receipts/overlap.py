@@ -6,10 +6,10 @@ from rich.table import Table
 from rich.text import Text
 
 from collc.receipts.compare import size
+from collc.receipts.hlo.work import Work
 from collc.receipts.measures import flops, grid
 from collc.receipts.receipt import Entry, Receipt, scope
 from collc.receipts.rows import Row, row_of
-from collc.receipts.work import Work
 
 MOST = 16  # lines; --json has them all
 _PRODUCTS = 2  # of the work beside a collective, by name

@@ -14,9 +14,9 @@ from collc.errors import ReceiptError
 from collc.lowering.account import Asked, hlo_dtype
 from collc.receipts.compare import UNPLANNED, Difference, size
 from collc.receipts.hlo import Collective, Module, count
+from collc.receipts.hlo.work import Buffer
 from collc.receipts.pods import Pod
 from collc.receipts.spans import Links
-from collc.receipts.work import Buffer
 
 By = Literal["plan", "program", "XLA"]
 

@@ -110,7 +110,7 @@ def steps(tmp_path, monkeypatch):
 def pods():
     """Skips a test, with the reason, where nothing can be compiled for pods."""
     from collc.errors import PodError
-    from collc.receipts import toolchain
+    from collc.receipts.pods import toolchain
 
     try:
         toolchain.ready()

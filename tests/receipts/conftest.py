@@ -3,7 +3,7 @@
 import pytest
 
 from collc.errors import PodError
-from collc.receipts import toolchain
+from collc.receipts.pods import toolchain
 
 
 @pytest.fixture(scope="session")

@@ -16,8 +16,8 @@ from jax.sharding import PartitionSpec as P
 
 import collc
 from collc.errors import MeshError, PodError
-from collc.receipts import flags, pods, target, toolchain
-from collc.receipts.pods import describe, parse_pod
+from collc.receipts.pods import describe, flags, parse_pod, target, toolchain
+from collc.receipts.pods import mesh as home
 
 H100 = (target.CATALOGUE / "h100.toml").read_text(encoding="utf-8")
 
@@ -40,7 +40,7 @@ def shapes(monkeypatch):
         asked.append((topology, gpus, domain))
         return tuple(Device(number) for number in range(np.prod([*map(int, topology.split("x"))])))
 
-    monkeypatch.setattr(pods, "_devices", devices)
+    monkeypatch.setattr(home, "_devices", devices)
     return asked
 
 
@@ -399,6 +399,6 @@ def test_a_plugin_that_jax_has_not_taken_up_is_said(monkeypatch):
         raise NotImplementedError("topology not implemented for cuda")
 
     monkeypatch.setattr(toolchain, "ready", lambda: None)
-    monkeypatch.setattr(pods.topologies, "get_topology_desc", refuse)
+    monkeypatch.setattr(home.topologies, "get_topology_desc", refuse)
     with pytest.raises(PodError, match="Set JAX_PLATFORMS=cpu, or make the pod before that"):
         collc.pod("h100", hosts=3, gpus=5)

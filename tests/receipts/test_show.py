@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 
 from collc.lowering.account import Asked
-from collc.receipts import target
 from collc.receipts.against import side_by_side
-from collc.receipts.collectives import CollectivePermute
 from collc.receipts.compare import compare
 from collc.receipts.export import annotated, as_json
+from collc.receipts.hlo.collectives import CollectivePermute
 from collc.receipts.overlap import MOST
-from collc.receipts.pods import Pod
+from collc.receipts.pods import Pod, target
 from collc.receipts.reading import receipt
 from collc.receipts.receipt import Entry, Memory
 from collc.receipts.rows import rows

@@ -9,8 +9,8 @@ import pytest
 from collc.errors import HloError
 from collc.language.library import load
 from collc.receipts.hlo import parse_hlo
-from collc.receipts.text import read
-from collc.receipts.types import Array, arrays, parse_type
+from collc.receipts.hlo.text import read
+from collc.receipts.hlo.types import Array, arrays, parse_type
 
 written = load(Path(__file__).parent / "written.py")
 module, computation = written.module, written.computation

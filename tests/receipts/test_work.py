@@ -11,7 +11,7 @@ from jax import lax
 from collc.errors import HloError
 from collc.language.library import load
 from collc.receipts.hlo import parse
-from collc.receipts.work import Buffer
+from collc.receipts.hlo.work import Buffer
 
 written = load(Path(__file__).parent / "written.py")
 module, computation, loop, while_ = (

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from collc.receipts.types import Array
-from collc.receipts.work import Work
+from collc.receipts.hlo.types import Array
+from collc.receipts.hlo.work import Work
 
 
 @dataclass(frozen=True)

@@ -117,7 +117,7 @@ def find(target: str | os.PathLike[str]) -> Target:
         if target not in catalogue():
             raise PodError(
                 f"there is no target {target!r}. {nearest(target, catalogue())} Or give a file, "
-                "such as my_gpu.toml, with the fields of those in collc/receipts/targets."
+                "such as my_gpu.toml, with the fields of those in collc/receipts/pods/targets."
             )
         return _known(target)
     return read(Path(target))

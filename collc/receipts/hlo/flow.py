@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from collc.receipts.instructions import REPORT, Instruction
+from collc.receipts.hlo.instructions import REPORT, Instruction
 
 # Attributes by which an instruction runs computations, each once (a loop's: per iteration). An
 # instruction without them is refused: a call that is not seen would be a collective not counted.

@@ -1,6 +1,6 @@
 """The collectives of optimised HLO, and what runs beside them.
 
-`collc.receipts.text` has the grammar, `collc.receipts.collectives` the classes. Here a module's
+`collc.receipts.hlo.text` has the grammar, `collc.receipts.hlo.collectives` the classes. Here a module's
 computations are followed from ENTRY, to say which collectives run, how often, among whom, with how
 many bytes, and beside which work.
 
@@ -15,25 +15,15 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from collc.receipts import collectives
-from collc.receipts.collectives import CLASSES as CLASSES
-from collc.receipts.collectives import KINDS as KINDS
-from collc.receipts.collectives import AllGather as AllGather
-from collc.receipts.collectives import AllReduce as AllReduce
-from collc.receipts.collectives import AllToAll as AllToAll
-from collc.receipts.collectives import Collective as Collective
-from collc.receipts.collectives import CollectiveBroadcast as CollectiveBroadcast
-from collc.receipts.collectives import CollectivePermute as CollectivePermute
-from collc.receipts.collectives import RaggedAllToAll as RaggedAllToAll
-from collc.receipts.collectives import ReduceScatter as ReduceScatter
-from collc.receipts.collectives import count as count
-from collc.receipts.flight import Flight, asynchronous, beside
-from collc.receipts.flow import applied, runs
-from collc.receipts.groups import listed, replica_groups
-from collc.receipts.instructions import REPORT, Computation, Instruction, Text
-from collc.receipts.text import read
-from collc.receipts.types import arrays
-from collc.receipts.work import Buffer, Workload
+from collc.receipts.hlo import collectives
+from collc.receipts.hlo.collectives import CLASSES, KINDS, Collective, count
+from collc.receipts.hlo.flight import Flight, asynchronous, beside
+from collc.receipts.hlo.flow import applied, runs
+from collc.receipts.hlo.groups import listed, replica_groups
+from collc.receipts.hlo.instructions import REPORT, Computation, Instruction, Text
+from collc.receipts.hlo.text import read
+from collc.receipts.hlo.types import arrays
+from collc.receipts.hlo.work import Buffer, Workload
 
 _CLASS = {c.kind: c for c in CLASSES}
 _LIKE_A_COLLECTIVE = re.compile(r"all-(?:reduce|gather|to-all)|reduce-scatter|collective-|ragged-a")

@@ -21,9 +21,9 @@ from jax.sharding import AxisType, Mesh
 from collc.analysis.mesh import MOST_RANKS, parse_mesh
 from collc.errors import PodError
 from collc.language.algebra import is_axis
-from collc.receipts import target as targets
-from collc.receipts import toolchain
-from collc.receipts.target import Target
+from collc.receipts.pods import target as targets
+from collc.receipts.pods import toolchain
+from collc.receipts.pods.target import Target
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +64,7 @@ def pod(
     """A mesh of compile-only GPUs, in the order of hosts and then of the GPUs of a host.
 
     target      a name in the catalogue (a100, a100-40gb, h100, h200, b200, gb200-nvl72), or a TOML
-                file with the fields of those in collc/receipts/targets
+                file with the fields of those in collc/receipts/pods/targets
     axes        names and sizes, outermost first; {"host": hosts, "gpu": gpus} unless given
     hosts       how many; without it as many as the axes fill, or one
     gpus        of each host; without it the target's number

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from collc.receipts.instructions import REPORT, Computation, Instruction
-from collc.receipts.types import Array
+from collc.receipts.hlo.instructions import REPORT, Computation, Instruction
+from collc.receipts.hlo.types import Array
 
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _LIBRARIES = ("__cublas$", "__cudnn$", "__onednn$")

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any
 
 from collc.errors import HloError
-from collc.receipts.types import Array, Type, arrays, parse_type
+from collc.receipts.hlo.types import Array, Type, arrays, parse_type
 
 REPORT = "If this is what XLA printed, collc has to learn it: please report the line."
 

@@ -8,9 +8,9 @@ number is not exact, and says so.
 from dataclasses import dataclass
 from functools import cached_property
 
-from collc.receipts.flow import runs
-from collc.receipts.instructions import Computation, Instruction, Text
-from collc.receipts.products import product
+from collc.receipts.hlo.flow import runs
+from collc.receipts.hlo.instructions import Computation, Instruction, Text
+from collc.receipts.hlo.products import product
 
 # Values that are no memory of their own: parts or other names of others, or of their operands.
 _ALIASES = frozenset(

@@ -11,8 +11,8 @@ at the loop or at the end of the body: the rest is less than what truly runs bes
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
-from collc.receipts.flow import runs
-from collc.receipts.instructions import Computation, Instruction, Text
+from collc.receipts.hlo.flow import runs
+from collc.receipts.hlo.instructions import Computation, Instruction, Text
 
 # Nothing is launched for these.
 _NO_LAUNCH = frozenset(

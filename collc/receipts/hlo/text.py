@@ -20,8 +20,8 @@ from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 
 from collc.errors import HloError
-from collc.receipts.foreign import refuse
-from collc.receipts.instructions import REPORT, Computation, Instruction, Text, error
+from collc.receipts.hlo.foreign import refuse
+from collc.receipts.hlo.instructions import REPORT, Computation, Instruction, Text, error
 
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _QUOTED = re.compile(r"'[^']*'")
