@@ -1,4 +1,4 @@
-"""What tests share: 17 virtual CPU devices, calm threads, reproducible examples, golden prints."""
+"""What tests share: 17 virtual CPU devices, calm threads, reproducible examples, golden prints, pods."""
 
 import os
 import re
@@ -55,3 +55,17 @@ def golden(request: pytest.FixtureRequest):
         )
 
     return check
+
+
+@pytest.fixture(scope="session")
+def pod():
+    """`collc.pod`; the test is skipped, with the reason, where its extra is not installed."""
+    import collc
+    from collc.errors import PodError
+    from collc.receipts.pods import toolchain
+
+    try:
+        toolchain.ready()
+    except PodError as e:
+        pytest.skip(f"no pods here: {e}")
+    return collc.pod

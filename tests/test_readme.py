@@ -7,6 +7,7 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,8 @@ import sys
 source = open("page.py", encoding="utf-8").read()
 exec(compile(source, sys.argv[1], "exec"), {"__name__": "__main__"})
 """
+# Pages whose code compiles for GPU pods: with the extra of that name, and under the newest Python only.
+PODS = {ROOT / "docs" / "pods.md"}
 FENCE = re.compile(r"^(\s*)(`{3,}|~{3,})\s*([\w-]*)")
 
 
@@ -124,11 +127,19 @@ def test_readme_shows_code_and_the_two_commands():
     assert {"make demo", "make test"} <= {" ".join(words(c)) for c in commands(text)}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=page_id)
-def test_python_blocks_run(page, tmp_path):
+def runs(page: Path) -> Any:
+    """A page as a parameter of a test that runs its code."""
+    marks = [pytest.mark.newest_only] if page in PODS else []
+    return pytest.param(page, marks=marks, id=page_id(page))
+
+
+@pytest.mark.parametrize("page", [runs(page) for page in PAGES])
+def test_python_blocks_run(page, tmp_path, request):
     source = program(page.read_text(encoding="utf-8"))
     if not source:
         return
+    if page in PODS:
+        request.getfixturevalue("pod")  # or skip
     for name, content in {"page.py": source, **files(page.read_text(encoding="utf-8"))}.items():
         (tmp_path / name).write_text(content, encoding="utf-8")
     # Under the page's own name: a traceback, and inspect.getsource, then show the page's lines.

@@ -1,51 +1,21 @@
 """``collc compile``: a whole train step compiled for a pod that is not there, and its receipt."""
 
 import os
-from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from collc.cli.common import SECONDS, Debug, Json, Output, Timeout, guarded, print_json
+from collc.cli.common import SECONDS, Debug, Json, Timeout, guarded, print_json
 from collc.cli.devices import Platform, choose_platform
-from collc.cli.given import Against, Given, names
+from collc.cli.receipts import PRINT, Axes, Hlo, Pod, one_output, print_parts, print_receipt
+from collc.cli.request import Against, Request, factory, names
 from collc.errors import DataError
 
 if TYPE_CHECKING:
-    from collc.cli.attempts import Made
     from collc.receipts.receipt import Receipt
 
 STEP = "The step"
-PRINT = "What comes out"
-
-Pod = Annotated[
-    str,
-    typer.Option(
-        "--pod",
-        metavar="GPU:HOSTSxGPUS",
-        help="h100:64x8, a100:2x8, gb200-nvl72:36x4, or my/gpu.toml:4x8.",
-        show_default=False,
-    ),
-]
-Axes = Annotated[
-    str | None,
-    typer.Option(
-        "--mesh",
-        metavar="AXIS=SIZE,...",
-        help="The axes of the pod, outermost first. Default: host and gpu.",
-        show_default=False,
-    ),
-]
-Hlo = Annotated[
-    bool,
-    typer.Option(
-        "--hlo",
-        metavar="",
-        help="Print the HLO, with a comment above each collective.",
-        rich_help_panel=PRINT,
-    ),
-]
 
 
 @guarded
@@ -71,7 +41,7 @@ def compile_step(
             rich_help_panel=STEP,
         ),
     ] = None,
-    batch: Annotated[
+    split: Annotated[
         str | None,
         typer.Option(
             metavar="NAME,...",
@@ -148,71 +118,58 @@ def compile_step(
 
     A step that needs more memory than the GPU has is an error, after its receipt.
     """
-    if json and hlo:
-        raise DataError("--json and --hlo both say what is printed. Drop one of them.")
+    one_output(json, hlo)
     if hlo and against:
         raise DataError(
             "--hlo prints the text of one program, and --against compiles two. Drop one."
         )
-    options = {"--batch": batch, "--donate": donate, "--shapes": shapes}
-    sizes = {"batch": batch_size, "seq": seq}
     choose_platform(Platform.CPU)
     # Else XLA complains on stderr of a program that is too large, which is what the receipt says.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    named = {option: names(option, text) for option, text in options.items() if text is not None}
-    given = Given(step, plan, against, xla or (), named, sizes)
-    given.check()
+    request = Request(
+        step=step,
+        plan=plan,
+        against=against,
+        xla=tuple(xla or ()),
+        split=None if split is None else names("--split", split),
+        donate=() if donate is None else names("--donate", donate),
+        shapes=None if shapes is None else factory(shapes),
+        batch_size=batch_size,
+        seq=seq,
+    )
+    request.check()
     from collc.receipts.pods import flags
 
     flags.probe_environment()
-    from collc.cli.attempts import Attempts
+    from collc.cli.compiler import Compiler
     from collc.receipts import pods
 
     where = pods.parse_pod(pod, mesh)
-    chosen = flags.parse_options(xla or ())
+    chosen = flags.parse_options(request.xla)
     flags.check_options(chosen)
     with ExitStack() as stack:
-        attempts = Attempts(given, where, chosen, timeout, stack)
-        made = {"step": attempts.plain()}
-        if against is not None:
-            made[str(against)] = attempts.against(against)
-    _print(made, json, hlo)
-    _fits(made["step"].receipt)
-
-
-# ---- printing -------------------------------------------------------------------------------------
-
-
-def _print(made: Mapping[str, "Made"], json: bool, hlo: bool) -> None:
-    from collc.receipts.against import side_by_side
-    from collc.receipts.export import annotated, as_json
-    from collc.receipts.show import blocks
-
-    step = made["step"]
-    if json:
-        found = {name: as_json(m.receipt) for name, m in made.items()}
-        print_json(found["step"] if len(found) == 1 else found)
-    elif hlo:
-        print(annotated(step.receipt, step.hlo), end="")
+        compiler = Compiler(request, where, chosen, timeout, stack)
+        own = compiler.own()
+        other = None if against is None else compiler.other(against)
+    if against is None or other is None:
+        print_receipt(own.receipt, own.hlo, json=json, hlo=hlo)
     else:
-        parts = [(name, m.receipt) for name, m in made.items()]
-        show(side_by_side(parts) if len(parts) > 1 else blocks(step.receipt))
+        _print_both({"step": own.receipt, str(against): other.receipt}, json)
+    _fits(own.receipt)
 
 
-def show(parts: Any) -> None:
-    """Prints a receipt's tables and lines."""
-    from rich.table import Table
+def _print_both(receipts: "dict[str, Receipt]", json: bool) -> None:
+    from collc.receipts.against import side_by_side
+    from collc.receipts.export import as_json
 
-    console = Output()
-    for part in parts:
-        if isinstance(part, Table):
-            console.table(part)
-        else:
-            console.line(part.plain, str(part.style))
+    if json:
+        print_json({name: as_json(receipt) for name, receipt in receipts.items()})
+    else:
+        print_parts(side_by_side(list(receipts.items())))
 
 
 def _fits(receipt: "Receipt") -> None:
-    from collc.receipts.compare import size
+    from collc.receipts.measures import size
 
     memory = receipt.memory
     if memory is None or memory.fits:

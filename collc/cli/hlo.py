@@ -7,10 +7,10 @@ from typing import Annotated
 import typer
 
 from collc.analysis.mesh import parse_mesh
-from collc.cli.common import Debug, Json, guarded, print_json
-from collc.cli.compiling import Axes, Hlo, show
+from collc.cli.common import Debug, Json, guarded
 from collc.cli.devices import Platform, choose_platform
-from collc.errors import DataError, HloError
+from collc.cli.receipts import Axes, Hlo, MaybePod, one_output, print_receipt
+from collc.errors import HloError
 
 
 @guarded
@@ -25,49 +25,35 @@ def hlo(
         ),
     ],
     mesh: Axes = None,
-    pod: Annotated[
-        str | None,
-        typer.Option(
-            "--pod",
-            metavar="GPU:HOSTSxGPUS",
-            help="The pod that it is for, as h100:64x8: adds bytes on NVLink and the network.",
-            show_default=False,
-        ),
-    ] = None,
+    pod: MaybePod = None,
     json: Json = False,
     annotate: Hlo = False,
     debug: Debug = False,
 ) -> None:
     """Print the receipt of an HLO text: its collectives, and what runs beside them.
 
-    Neither devices nor the program are needed. Without a mesh, groups are shown by their sizes. What
-    the program asked for, its memory and its compile time are not in the text.
+    Neither devices nor the program are needed. Without a mesh, groups are shown by their sizes; a pod
+    adds bytes on NVLink and the network. What the program asked for, its memory and its compile time
+    are not in the text.
     """
-    if json and annotate:
-        raise DataError("--json and --hlo both say what is printed. Drop one of them.")
+    one_output(json, annotate)
     text = _read(file)
     choose_platform(Platform.CPU)
-    from collc.receipts.export import annotated, as_json
     from collc.receipts.pods import parse_pod
     from collc.receipts.reading import receipt
-    from collc.receipts.show import blocks
 
     if pod is not None:
         over = parse_pod(pod, mesh)
     else:
         over = None if mesh is None else parse_mesh(mesh)
-    name = "standard input" if file == "-" else file
     try:
-        found = receipt(text, mesh=over)
-        parts = list(blocks(found))
+        print_receipt(receipt(text, mesh=over), lambda: text, json=json, hlo=annotate)
     except HloError as e:
-        raise HloError(f"{name}: {e}") from e
-    if json:
-        print_json(as_json(found))
-    elif annotate:
-        print(annotated(found, text), end="")
-    else:
-        show(parts)
+        raise HloError(f"{_name(file)}: {e}") from e
+
+
+def _name(file: str) -> str:
+    return "standard input" if file == "-" else file
 
 
 def _read(file: str) -> str:
@@ -83,7 +69,7 @@ def _read(file: str) -> str:
         raise HloError(f"there is no file {file}. Check its path.") from None
     except ValueError as e:  # a NUL in the name
         raise HloError(f"{file!r} cannot be a file: {e}.") from None
-    name = "standard input" if file == "-" else file
+    name = _name(file)
     try:
         text = found.decode("utf-8")
     except UnicodeDecodeError:

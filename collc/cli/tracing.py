@@ -21,26 +21,26 @@ def traced(
     mesh: Mesh,
     plan: Plan | None,
     *,
-    batch: Sequence[str] = (),
+    split: Sequence[str] = (),
     donate: Sequence[str] = (),
 ) -> Any:
     """What ``jax.jit(step).trace(...)`` returns, or that of ``nnx.jit`` where there are modules.
 
     ``given``: arguments by name, placed as they say themselves. Under a plan, what says nothing is
-    replicated, and what ``batch`` names is split over the plan's axes. Raises StepError where the
+    replicated, and what ``split`` names is split over the plan's axes. Raises StepError where the
     step does not trace, with the user's line.
     """
-    for option, names in (("--batch", batch), ("--donate", donate)):
+    for option, names in (("--split", split), ("--donate", donate)):
         for name in names:
             if name not in given:
                 raise DataError(
                     f"{option} names {name!r}, which is no argument of {source}. {nearest(name, given)}"
                 )
     placed = {
-        name: _abstract(source, name, value, mesh, plan, name in batch)
+        name: _abstract(source, name, value, mesh, plan, name in split)
         for name, value in given.items()
     }
-    run = _jitted(source, placed, plan, batch, donate)
+    run = _jitted(source, placed, plan, split, donate)
     args, kwargs = called(source, placed)
     with blamed(source.path, f"{source.name} does not trace"), jax.set_mesh(mesh):
         return run.trace(*args, **kwargs)
@@ -63,7 +63,7 @@ def _jitted(
     source: Source,
     placed: Mapping[str, Any],
     plan: Plan | None,
-    batch: Sequence[str],
+    split: Sequence[str],
     donate: Sequence[str],
 ) -> Any:
     function: Any = source.function
@@ -74,7 +74,7 @@ def _jitted(
             )
         return function
     if plan is not None:
-        function = schedule(plan, batch=tuple(batch))(function)
+        function = schedule(plan, batch=tuple(split))(function)
     jit: Any = jax.jit
     if any(is_module(x) for x in jax.tree.leaves(list(placed.values()), is_leaf=is_module)):
         from flax import nnx
@@ -129,7 +129,13 @@ def _placed(where: str, x: Any, mesh: Mesh, usual: NamedSharding | None) -> Any:
             f"{where} is a {type(x).__name__}. Arguments are jax.ShapeDtypeStructs, arrays, numbers, "
             "nnx modules, and pytrees of them."
         )
-    sharding = getattr(x, "sharding", None)
+    try:
+        sharding = getattr(x, "sharding", None)
+    except TypeError:  # jax looks up the mesh only now
+        raise DataError(
+            f"{where} is sharded by a PartitionSpec alone, which names no mesh. Let the factory take "
+            "the mesh as its argument, and write NamedSharding(mesh, spec)."
+        ) from None
     if isinstance(sharding, NamedSharding):
         own = sharding.mesh
         if not isinstance(own, Mesh):  # made where only the axes are known

@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,19 +27,19 @@ from collc.lowering.wire import Wire
 
 Edges = tuple[tuple[int, ...], ...]
 
-# By the name that jax binds: the parameter with the axes, and what XLA calls it.
-_LAX = {
-    "psum": ("axes", "all-reduce"),
-    "psum_invariant": ("axes", "all-reduce"),  # psum under check_vma=True
-    "pmax": ("axes", "all-reduce"),
-    "pmin": ("axes", "all-reduce"),
-    "all_gather": ("axis_name", "all-gather"),
-    "all_gather_invariant": ("axis_name", "all-gather"),
-    "reduce_scatter": ("axis_name", "reduce-scatter"),
-    "all_to_all": ("axis_name", "all-to-all"),
-    "ppermute": ("axis_name", "collective-permute"),
-    "pbroadcast": ("axis_name", "collective-broadcast"),
-    "ragged_all_to_all": ("axis_name", "ragged-all-to-all"),
+# By the name that jax binds: the parameter with the axes, what XLA calls it, and what it reduces by.
+LAX = {
+    "psum": ("axes", "all-reduce", "add"),
+    "psum_invariant": ("axes", "all-reduce", "add"),  # psum under check_vma=True
+    "pmax": ("axes", "all-reduce", "max"),
+    "pmin": ("axes", "all-reduce", "min"),
+    "all_gather": ("axis_name", "all-gather", ""),
+    "all_gather_invariant": ("axis_name", "all-gather", ""),
+    "reduce_scatter": ("axis_name", "reduce-scatter", "add"),
+    "all_to_all": ("axis_name", "all-to-all", ""),
+    "ppermute": ("axis_name", "collective-permute", ""),
+    "pbroadcast": ("axis_name", "collective-broadcast", ""),
+    "ragged_all_to_all": ("axis_name", "ragged-all-to-all", ""),
 }
 
 
@@ -53,11 +53,12 @@ class Asked:
       edges: of a collective-permute its (source, destination) pairs, sorted, of a grouped one its
         groups where it does not take the axes as a whole; in ranks, linear in ``axes``. Else None.
       dtype: what travels, by HLO's name ("f32", "bf16", "pred").
-      elements: of the result of one execution on one device; where automatic axes shard it, as many
-        as all of their devices hold.
+      elements: of the result of one execution on one device.
       count: executions by one device in one call; None in a loop whose trips nobody knows.
       scope: the schedule's scope, as profilers show it; of a lax call the primitive's name.
       plan: whether a schedule asks for it, not a lax call.
+      reduction: of an all-reduce or a reduce-scatter "add", "max" or "min", else "".
+      free: whether automatic axes of the mesh may share the elements out as XLA decides.
     """
 
     kind: str
@@ -68,6 +69,8 @@ class Asked:
     count: int | None
     scope: str
     plan: bool
+    reduction: str = ""
+    free: bool = False
 
     @property
     def bytes(self) -> int:
@@ -117,7 +120,7 @@ def asked(jaxpr: Any) -> tuple[Asked, ...]:
     conditional the branch that sends most counts, all but which a receipt refuses anyway.
     """
     total: dict[Asked, int | None] = {}
-    for one in _walk(jaxpr, 1, {}):
+    for one in _walk(jaxpr, 1, _Mesh({}, False)):
         key = replace(one, count=None)
         so_far = total.get(key, 0)
         total[key] = None if so_far is None or one.count is None else so_far + one.count
@@ -127,15 +130,22 @@ def asked(jaxpr: Any) -> tuple[Asked, ...]:
 # ---- jaxprs ---------------------------------------------------------------------------------------
 
 
-def _walk(jaxpr: Any, times: int | None, sizes: Mapping[str, int]) -> Iterator[Asked]:
+class _Mesh(NamedTuple):
+    """The axes here, and whether some are automatic."""
+
+    sizes: Mapping[str, int]
+    automatic: bool
+
+
+def _walk(jaxpr: Any, times: int | None, mesh: _Mesh) -> Iterator[Asked]:
     for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
         name, params = eqn.primitive.name, eqn.params
         if name == OURS:
-            found = _ours(eqn)
-        elif name in _LAX:
-            found = _lax(eqn, sizes)
+            found = _ours(eqn, mesh)
+        elif name in LAX:
+            found = _lax(eqn, mesh)
         elif name == "cond":
-            branches = [list(_walk(branch, times, sizes)) for branch in params["branches"]]
+            branches = [list(_walk(branch, times, mesh)) for branch in params["branches"]]
             found = max(branches, key=lambda each: sum(a.bytes * (a.count or 1) for a in each))
             yield from found
             continue
@@ -145,8 +155,7 @@ def _walk(jaxpr: Any, times: int | None, sizes: Mapping[str, int]) -> Iterator[A
                 inner = None if times is None else times * params["length"]
             elif name == "while":
                 inner = None
-            mesh = params.get("mesh")
-            here = {**sizes, **dict(mesh.shape)} if name == "shard_map" and mesh else sizes
+            here = _entered(eqn) if name == "shard_map" else mesh
             for value in params.values():
                 for sub in value if isinstance(value, tuple | list) else (value,):
                     if hasattr(sub, "eqns") or hasattr(sub, "jaxpr"):
@@ -157,8 +166,16 @@ def _walk(jaxpr: Any, times: int | None, sizes: Mapping[str, int]) -> Iterator[A
             yield replace(one, count=n)
 
 
-def _lax(eqn: Any, sizes: Mapping[str, int]) -> Iterator[Asked]:
-    key, kind = _LAX[eqn.primitive.name]
+def _entered(eqn: Any) -> _Mesh:
+    """The mesh inside a shard_map."""
+    sizes = dict(eqn.params["mesh"].shape)
+    manual = eqn.params.get("newly_manual_axes") or eqn.params["manual_axes"]  # jax 0.12, 0.10
+    return _Mesh(sizes, any(n > 1 for axis, n in sizes.items() if axis not in manual))
+
+
+def _lax(eqn: Any, mesh: _Mesh) -> Iterator[Asked]:
+    sizes = mesh.sizes
+    key, kind, reduction = LAX[eqn.primitive.name]
     named = eqn.params[key]
     named = [a for a in (named if isinstance(named, tuple | list) else (named,)) if a in sizes]
     axes = tuple(a for a in sizes if a in named and sizes[a] > 1)
@@ -172,7 +189,9 @@ def _lax(eqn: Any, sizes: Mapping[str, int]) -> Iterator[Asked]:
         aval = var.aval
         if aval.size:
             dtype = hlo_dtype(aval.dtype)
-            yield Asked(kind, axes, listed, dtype, aval.size, 1, eqn.primitive.name, False)
+            name = eqn.primitive.name
+            one = Asked(kind, axes, listed, dtype, aval.size, 1, name, False, reduction)
+            yield replace(one, free=mesh.automatic)
 
 
 def _in_mesh_order(
@@ -188,13 +207,19 @@ def _in_mesh_order(
     return tuple(sorted(tuple(int(linear[r]) for r in edge) for edge in edges))
 
 
-def _ours(eqn: Any) -> Iterator[Asked]:
+def _ours(eqn: Any, mesh: _Mesh) -> Iterator[Asked]:
     p = eqn.params
-    for var in eqn.invars:
+    shards = p["shards"] if len(p["shards"]) == len(eqn.invars) else [None] * len(eqn.invars)
+    for var, k in zip(eqn.invars, shards, strict=True):
         aval = var.aval
-        if aval.size:
-            dtype, wire = carried(aval.dtype, p["wire"], p["accumulate"])
-            yield from of_schedule(p["proved"].by, p["op"], wire, aval.shape, dtype)
+        if not aval.size:
+            continue
+        dtype, wire = carried(aval.dtype, p["wire"], p["accumulate"])
+        for one in of_schedule(p["proved"].by, p["op"], wire, aval.shape, dtype):
+            if k is None or one.elements % k:
+                yield replace(one, free=mesh.automatic)
+            else:
+                yield replace(one, elements=one.elements // k)
 
 
 # ---- schedules ------------------------------------------------------------------------------------
@@ -254,7 +279,9 @@ class _Sender:
             return
         if leaf.native:
             kind, elements = _native(leaf, self.op, held, n)
-            yield self.one(leaf, kind, axes, None, elements, self.dtype)
+            one = self.one(leaf, kind, axes, None, elements, self.dtype)
+            reduces = kind in ("all-reduce", "reduce-scatter")
+            yield replace(one, reduction=_REDUCTIONS.get(self.op, "add") if reduces else "")
             return
         program = expand(leaf, n)
         chunk = held
@@ -307,6 +334,9 @@ _NATIVE: dict[str, tuple[str, Callable[[int, int], int]]] = {
     "gather": ("all-gather", lambda held, n: held * n),
     "all_to_all": ("all-to-all", lambda held, n: held),
 }
+
+
+_REDUCTIONS = {"max": "max", "min": "min"}  # all others add
 
 
 def _native(leaf: Leaf, op: str, held: int, n: int) -> tuple[str, int]:

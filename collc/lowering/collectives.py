@@ -189,7 +189,8 @@ class Use:
         """The same, but that it sums."""
         return Use(self.certificate, "sum", self.accumulate, self.wire, self.drop)
 
-    def run(self, xs: list[jax.Array]) -> list[jax.Array]:
+    def run(self, xs: list[jax.Array], shards: Sequence[int | None] = ()) -> list[jax.Array]:
+        """Binds the primitive; ``shards`` as it takes them."""
         return bind(
             [varying(x, self.axes) for x in xs],
             self.certificate,
@@ -197,6 +198,7 @@ class Use:
             wire=self.wire,
             accumulate=self.accumulate,
             drop=self.drop,
+            shards=shards,
         )
 
 
@@ -430,18 +432,17 @@ def _whole(
     auto = operands.automatic()
     if specs is not None and not auto:
         raise DataError("specs= has no effect here: no axis of the mesh is automatic. Drop it.")
+    each = [None] * len(values) if specs is None else specs
+    shards = [operands.shards(v, spec, auto) for v, spec in zip(values, each, strict=True)]
     if use.native:
-        for v, spec in zip(values, specs or [], strict=False):
-            operands.sharded_dims(v, spec, auto)  # refuses a spec that cannot be
-        done = use.run([v.reshape(1) if v.ndim == 0 else v for v in values])
+        done = use.run([v.reshape(1) if v.ndim == 0 else v for v in values], shards)
         return [y.reshape(v.shape) for v, y in zip(values, done, strict=True)]
     if not auto:
         done = operands.flat([v.reshape(-1) for v in values], use.run)
         return [y.reshape(v.shape) for v, y in zip(values, done, strict=True)]
-    each = [None] * len(values) if specs is None else specs
     slots = use.slots.slots * use.slots.grain
     pairs = [operands.cut(v, s, auto, slots) for v, s in zip(values, each, strict=True)]
-    done = use.run([x for x, _ in pairs])
+    done = use.run([x for x, _ in pairs], shards)
     return [back(y) for (_, back), y in zip(pairs, done, strict=True)]
 
 

@@ -82,6 +82,12 @@ def sharded_dims(
     return counts
 
 
+def shards(x: jax.Array, spec: PartitionSpec | None, auto: dict[str, int]) -> int | None:
+    """Over how many devices automatic axes shard a value; None where unknown. Raises DataError."""
+    counts = sharded_dims(x, spec, auto)
+    return None if counts is None else math.prod(counts)
+
+
 def cut(
     x: jax.Array, spec: PartitionSpec | None, auto: dict[str, int], slots: int
 ) -> tuple[jax.Array, Callable[[jax.Array], jax.Array]]:
@@ -97,7 +103,7 @@ def cut(
         raise DataError(
             f"a value of shape {x.shape} on a mesh with automatic axes {', '.join(auto)}: how it is "
             "sharded over them is unknown inside jit. Say specs=, use Flax partitioning metadata, "
-            "or make the axes Explicit."
+            f"or make the axes Explicit; or let the plan name {', '.join(auto)} too."
         )
     free = [d for d, k in enumerate(counts) if k == 1]
     if free:

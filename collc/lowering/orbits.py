@@ -1,19 +1,20 @@
 """Programs in which every rank does the same relative to itself, lowered to values that flow.
 
 What a rank just received is what it sends next, so it is carried as a value: the buffer is only
-read, or written once. The loops that a program has marked become loops.
+read, or written once. The loops that a program has marked become loops. Where a message carries
+many chunks, `bulk` moves them together.
 """
 
 from collections.abc import Iterable, Sequence
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from collc.analysis.relative import Cell, Messages, Run, Send, messages, run
 from collc.language.ir import Program, ranks
 from collc.language.states import KINDS
+from collc.lowering import bulk
 from collc.lowering.loops import Loop, Lowering
 from collc.lowering.ranks import Place
 
@@ -27,6 +28,8 @@ def lower(program: Program, place: Place, xs: Values, spare: Values | None) -> L
     is a shard. ``spare``: dead buffers [n, ...] that an all_gather may write into.
     """
     steps = messages(program)
+    if bulk.pays(steps):
+        return bulk.lower(program, place, steps, xs)
     loops = {loop.start: len(loop) for loop in program.loops}
     cells = _Cells(program, place, xs, spare)
     t = number = 0
@@ -52,9 +55,7 @@ class _Cells:
 
     def __init__(self, program: Program, place: Place, xs: Values, spare: Values | None) -> None:
         self.program, self.n, self.place = program, program.n, place
-        self.rank = place.rank()
-        if place.moved:
-            self.rank = jnp.asarray(np.argsort(place.names), jnp.int32)[self.rank]
+        self.rank = place.before()
         self.values: dict[Cell, Values] = {}
         self.unsaved: set[Cell] = set()
         kind = program.kind

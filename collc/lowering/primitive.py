@@ -57,12 +57,14 @@ def bind(
     wire: Wire,
     accumulate: str | None = None,
     drop: bool = True,
+    shards: Sequence[int | None] = (),
 ) -> list[jax.Array]:
     """Binds the primitive for operands [s, ...] of one dtype each.
 
     ``op``: "sum", "mean", "max" or "min". ``accumulate``: the dtype in which sums of narrower
     floating-point operands are kept, the operand's own by default. ``drop``: whether a replicated
-    output is typed so, as ``psum``'s is and ``all_gather``'s is not.
+    output is typed so, as ``psum``'s is and ``all_gather``'s is not. ``shards``: over how many devices
+    automatic axes shard each operand, None where XLA decides; a note for receipts, without effect.
     """
     if not isinstance(certificate, Certificate):
         raise ProofError(f"nothing is lowered without a certificate, which {certificate!r} is not.")
@@ -83,6 +85,7 @@ def bind(
         wire=wire,
         accumulate=accumulate,
         drop=drop and kind.after == REPLICA,
+        shards=tuple(shards),
     )
 
 
@@ -179,6 +182,8 @@ def _transpose(cts: Sequence[Any], *xs: Any, **params: Any) -> list[Any]:
         return result
     typed = params["drop"] and set(axes) <= set(avals[given[0]].manual_axis_type.varying)
     here = [cts[i] for i in given]
+    if params["shards"]:
+        params = {**params, "shards": tuple(params["shards"][i] for i in given)}
     if typed:
         # The output is one value for all ranks, so the cotangent arrives whole, and once.
         outs = [_from_replica(kind.name, ct, params) for ct in here]

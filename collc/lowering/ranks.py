@@ -64,6 +64,12 @@ class Place:
         """This device's rank, an int32 scalar."""
         return rank_in(self.leaf.axes, self.sizes)
 
+    def before(self) -> jax.Array:
+        """This device's rank in the program, before relabelling, an int32 scalar."""
+        if not self.moved:
+            return self.rank()
+        return jnp.asarray(np.argsort(self.names), jnp.int32)[self.rank()]
+
     @cached_property
     def axes(self) -> tuple[str, ...]:
         """The leaf's axes in mesh order."""

@@ -5,9 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from rich.table import Table
 from rich.text import Text
 
-from collc.receipts.compare import size
-from collc.receipts.measures import flops
-from collc.receipts.overlap import moved
+from collc.receipts.measures import flops, size
 from collc.receipts.receipt import Receipt
 from collc.receipts.show import differences, headline
 
@@ -26,7 +24,7 @@ def side_by_side(receipts: Sequence[tuple[str, Receipt]]) -> Iterator[Table | Te
     table.add_column("")
     for label, _ in receipts:
         table.add_column(label, justify="right", overflow="fold")
-    table.add_column("ratio", justify="right")
+    table.add_column(f"{receipts[1][0]}/{receipts[0][0]}", justify="right")
     for name, shown, of in _measures([r for _, r in receipts]):
         found = [of(r) for _, r in receipts]
         if all(n is None for n in found):
@@ -51,14 +49,16 @@ def _measures(receipts: Sequence[Receipt]) -> Iterator[Measure]:
         yield kind, count, lambda r, kind=kind: r.collectives.get(kind, 0)
     yield "collectives in all", count, lambda r: sum(r.collectives.values())
     yield "in flight at most", count, lambda r: r.module.in_flight if r.module.scheduled else None
-    yield "exposed", count, lambda r: sum(e.collective.count for e in r.exposed)
-    yield "bytes exposed", size, lambda r: moved(r.exposed)
+    yield "bytes hidden", size, lambda r: r.moved("hidden")
+    yield "bytes brief", size, lambda r: r.moved("brief")
+    yield "bytes exposed", size, lambda r: r.moved("exposed")
     yield "NVLink a GPU", size, lambda r: r.links and r.links.nvlink / r.module.devices
     yield "network a GPU", size, lambda r: r.links and r.links.network / r.module.devices
+    yield "  the busiest", size, lambda r: r.busiest and r.busiest.network
     yield "memory a GPU", size, lambda r: r.memory and r.memory.total
     yield "  arguments", size, lambda r: r.memory and r.memory.arguments
     yield "  outputs", size, lambda r: r.memory and r.memory.outputs
     yield "  temporaries", size, lambda r: r.memory and r.memory.temporaries
     yield "compute a GPU", flops, lambda r: r.module.flops
     yield "differences", count, lambda r: None if r.asked is None else len(r.differences)
-    yield "seconds to compile", lambda n: f"{n:.1f}", lambda r: sum(r.seconds.values()) or None
+    yield "seconds to compile", lambda n: f"{n:.1f}", lambda r: r.seconds.get("compile")

@@ -1,15 +1,15 @@
 """What XLA made of what was asked: every collective is accounted for, or the difference has a name."""
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from collc.lowering.account import Asked, bits, title
 from collc.receipts.hlo import Collective
-from collc.receipts.matching import Matching, Piece, Request
+from collc.receipts.matching import Matching, Piece, Split
+from collc.receipts.measures import size
 
 MERGED, SPLIT, UPCAST, NARROWED = "merged", "split", "upcast", "narrowed"
-UNPLANNED, REMOVED, REPEATED = "unplanned", "removed", "repeated"
+UNPLANNED, REMOVED, REPEATED, RESHARDED = "unplanned", "removed", "repeated", "resharded"
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,8 @@ class Difference:
 
     Attributes:
       what: "merged" (several in one operation), "split" (one in several, or in another kind),
-        "upcast" and "narrowed" (another dtype travels), "unplanned" (nobody asked for it), "removed"
+        "upcast" and "narrowed" (another dtype travels), "resharded" (automatic axes share it out
+        otherwise, so that more or fewer bytes travel), "unplanned" (nobody asked for it), "removed"
         (asked for and not there), "repeated" (asked for, and there more often).
       text: a sentence.
       count: how many executions it is about.
@@ -38,11 +39,12 @@ class Difference:
 class Comparison:
     """The differences, in the order of the program.
 
-    ``served``: by instruction, what it answers and how often. ``absent``: what is not there, how often.
+    ``served``: of each that was found, what it answers and how often. ``absent``: what is not there,
+    and how often.
     """
 
     differences: tuple[Difference, ...]
-    served: Mapping[str, tuple[tuple[Asked, int], ...]]
+    served: tuple[tuple[tuple[Asked, int], ...], ...]
     absent: tuple[tuple[Asked, int], ...]
 
 
@@ -58,35 +60,42 @@ def compare(
     matching.equal()
     matching.shared()
     matching.joined()
-    requests, pieces = matching.requests, matching.pieces
-    differences = _merged(pieces)
-    differences += [_cast(p, a) for p, a in matching.cast()]
-    differences += [_split(*each) for each in matching.split()]
-    differences += _rest(requests, pieces)
-    served: dict[str, tuple[tuple[Asked, int], ...]] = {}
-    for p in pieces:
-        served[p.collective.name] = (*served.get(p.collective.name, ()), *p.served)
-    absent = tuple((r.asked, int(r.left)) for r in requests if 0 < r.left < math.inf)
-    place = {c.name: i for i, c in enumerate(found)}
-    differences.sort(key=lambda d: min((place[n] for n in d.names), default=len(found)))
+    parts: list[list[Piece]] = [[] for _ in found]
+    for p in matching.pieces:
+        parts[p.at].append(p)
+    placed = [(own[0].at, d) for own in parts for d in _merged(own)]
+    placed += [(p.at, _resharded(p, a)) for p, a in matching.resharded()]
+    placed += [(p.at, _cast(p, a)) for p, a in matching.cast()]
+    placed += [(each.pieces[0][0].at, _split(each)) for each in matching.split()]
+    planned = {axis for r in matching.requests if r.asked.plan for axis in r.asked.axes}
+    placed += [(own[0].at, d) for own in parts for d in _rest(own, planned)]
+    absent = tuple((r.asked, r.missing) for r in matching.requests if r.missing)
+    differences = [d for _, d in sorted(placed, key=lambda pair: pair[0])]
+    differences += [_removed(a, n) for a, n in absent]
+    served = tuple(tuple(one for p in own for one in p.served) for own in parts)
     return Comparison(tuple(differences), served, absent)
 
 
 # ---- differences ----------------------------------------------------------------------------------
 
 
-def _merged(pieces: Sequence[Piece]) -> list[Difference]:
-    by: dict[str, list[Piece]] = {}
-    for p in pieces:
-        by.setdefault(p.collective.name, []).append(p)
-    found = []
-    for name, parts in by.items():
-        served = [a for p in parts for a, _ in p.served]
-        if served and (len(parts) > 1 or parts[0].joined):
-            c = parts[0].collective
-            text = f"{len(served)} that were asked for ({_scopes(served)}) are {shown(c, parts[0].axes)}"
-            found.append(Difference(MERGED, text, c.count, (name,)))
-    return found
+def _merged(parts: Sequence[Piece]) -> Iterator[Difference]:
+    served = [a for p in parts for a, _ in p.served]
+    if served and (len(parts) > 1 or parts[0].joined):
+        c = parts[0].collective
+        text = (
+            f"{len(served)} that were asked for ({_scopes(served)}) are {shown(c, parts[0].axes)}"
+        )
+        yield Difference(MERGED, text, c.count, (c.name,))
+
+
+def _resharded(piece: Piece, asked: Asked) -> Difference:
+    c = piece.collective
+    text = (
+        f"{shown(c, piece.axes)}, {piece.elements / asked.elements:g} times what was asked "
+        f"({title(asked.scope)}): XLA shards it otherwise over automatic axes"
+    )
+    return Difference(RESHARDED, text, c.count, (c.name,))
 
 
 def _cast(piece: Piece, asked: Asked) -> Difference:
@@ -99,42 +108,34 @@ def _cast(piece: Piece, asked: Asked) -> Difference:
     return Difference(UPCAST if wide > narrow else NARROWED, text, c.count, (c.name,))
 
 
-def _split(request: Request, own: Sequence[Piece], n: int) -> Difference:
-    parts = ", ".join(f"{shown(p.collective, p.axes)}, {_times(p.left)}" for p in own)
-    for p in own:
-        p.left = 0
-    text = f"{_request(request.asked)}, {_times(n)}, became {parts}"
-    return Difference(SPLIT, text, n, tuple(dict.fromkeys(p.collective.name for p in own)))
+def _split(found: Split) -> Difference:
+    parts = ", ".join(f"{shown(p.collective, p.axes)}, {_times(n)}" for p, n in found.pieces)
+    what = " and ".join(_request(a) for a in found.asked)
+    names = tuple(dict.fromkeys(p.collective.name for p, _ in found.pieces))
+    return Difference(SPLIT, f"{what}, {_times(found.count)}, became {parts}", found.count, names)
 
 
-def _rest(requests: Sequence[Request], pieces: Sequence[Piece]) -> list[Difference]:
-    """What is left on both sides."""
-    planned = {axis for r in requests if r.asked.plan for axis in r.asked.axes}
-    found = []
-    left: dict[str, list[Piece]] = {}
-    for p in pieces:
-        if p.left:
-            left.setdefault(p.collective.name, []).append(p)
-    for name, parts in left.items():
-        c, axes, n = parts[0].collective, parts[0].axes, max(p.left for p in parts)
-        times = f"{shown(c, axes)}, {_times(n)}"
-        if served := [a for p in parts for a, _ in p.served]:
-            more = f"{times} more than asked ({_scopes(served)})"
-            found.append(Difference(REPEATED, more, n, (name,)))
-            continue
-        other = [a for a in axes if planned and a not in planned]
-        beyond = f"; the plan does not name {' and '.join(other)}" if other else ""
-        by = f" ({c.op_name})" if c.op_name else ""
-        text = f"{times}{by}: XLA put it in, the program does not ask for it{beyond}"
-        found.append(Difference(UNPLANNED, text, n, (name,)))
-    for r in requests:
-        if r.left and r.left != math.inf:
-            text = (
-                f"{_request(r.asked)} is not there, {_times(int(r.left))}: XLA found it dead, or the "
-                "same as another"
-            )
-            found.append(Difference(REMOVED, text, int(r.left)))
-    return found
+def _rest(parts: Sequence[Piece], planned: Collection[str]) -> Iterator[Difference]:
+    """What is left of a collective; ``planned``: the axes that plans name."""
+    parts = [p for p in parts if p.left]
+    if not parts:
+        return
+    n = max(p.left for p in parts)
+    c, axes = parts[0].collective, parts[0].axes
+    times = f"{shown(c, axes)}, {_times(n)}"
+    if served := [a for p in parts for a, _ in p.served]:
+        yield Difference(REPEATED, f"{times} more than asked ({_scopes(served)})", n, (c.name,))
+        return
+    other = [a for a in axes if planned and a not in planned]
+    beyond = f"; the plan does not name {' and '.join(other)}" if other else ""
+    by = f" ({c.op_name})" if c.op_name else ""
+    text = f"{times}{by}: XLA put it in, the program does not ask for it{beyond}"
+    yield Difference(UNPLANNED, text, n, (c.name,))
+
+
+def _removed(asked: Asked, n: int) -> Difference:
+    why = "XLA found it dead, or the same as another"
+    return Difference(REMOVED, f"{_request(asked)} is not there, {_times(n)}: {why}", n)
 
 
 def _request(asked: Asked) -> str:
@@ -153,17 +154,4 @@ def _scopes(asked: Iterable[Asked]) -> str:
 def shown(c: Collective, axes: Sequence[str]) -> str:
     """An operation in a few words: ``one all-reduce over gpu of 4.0 MiB f32``."""
     over = ",".join(axes) or "no axis"
-    return f"one {c.kind} over {over} of {size(c.bytes)} {'+'.join(dict.fromkeys(c.dtypes))}"
-
-
-def size(n: float) -> str:
-    """Bytes, as one reads them.
-
-    >>> size(1000), size(4 * 2**20), size(3 * 2**30)
-    ('1000 B', '4.0 MiB', '3.0 GiB')
-    """
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if n < 1024 or unit == "TiB":
-            return f"{n:.0f} B" if unit == "B" else f"{n:.1f} {unit}"
-        n /= 1024
-    raise AssertionError
+    return f"one {c.kind} over {over} of {size(c.bytes)} {c.wire}"

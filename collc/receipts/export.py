@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from collc.lowering.account import title
-from collc.receipts.compare import size
+from collc.receipts.measures import size
 from collc.receipts.overlap import beside
 from collc.receipts.receipt import Entry, Receipt
 from collc.receipts.rows import among
@@ -35,13 +35,15 @@ def as_json(receipt: Receipt) -> Mapping[str, Any]:
             for d in receipt.differences
         ],
         "unplanned": receipt.unplanned,
-        "links": links and {"nvlink": links.nvlink, "network": links.network},
+        "links": links and asdict(links),
+        "busiest": receipt.busiest and asdict(receipt.busiest),
         "memory": memory and {**asdict(memory), "total": memory.total, "fits": memory.fits},
         "largest": [
             {key: value for key, value in asdict(b).items() if key != "opcode"}
             for b in receipt.largest
         ],
         "flops": module.flops,
+        "flops_exact": module.flops_exact,
         "seconds": dict(receipt.seconds),
     }
 
@@ -62,7 +64,8 @@ def _entry(entry: Entry) -> Mapping[str, Any]:
         "by": entry.by,
         "scope": entry.scope,
         "op_name": c.op_name,
-        "links": links and {"nvlink": links.nvlink, "network": links.network},
+        "links": links and asdict(links),
+        "overlap": entry.overlap,
         "beside": [asdict(work) for work in c.beside],
     }
 
@@ -92,8 +95,8 @@ def annotated(receipt: Receipt, hlo: str) -> str:
     lines = []
     for line in hlo.splitlines():
         found = _DEFINED.match(line)
-        for said in comments.get(found[2], ()) if found else ():
-            lines.append(f"{found[1]}// {said}" if found else "")
+        if found:
+            lines += [f"{found[1]}// {said}" for said in comments.get(found[2], ())]
         lines.append(line)
     return "\n".join(lines) + "\n"
 
@@ -102,11 +105,10 @@ def comment(entry: Entry) -> str:
     """A collective in one line."""
     c = entry.collective
     over = f"over {among(entry)}" if entry.axes is not None else f"in {among(entry)}"
-    wire = "+".join(dict.fromkeys(c.dtypes))
     elements = sum(math.prod(shape) for shape in c.shapes)
     launch = "asynchronous" if c.asynchronous else "synchronous"
     parts = [
-        f"{c.kind} {over}: {c.bytes:,} bytes ({size(c.bytes)}, {elements:,} {wire})",
+        f"{c.kind} {over}: {c.bytes:,} bytes ({size(c.bytes)}, {elements:,} {c.wire})",
         f"{c.count} time{'' if c.count == 1 else 's'}",
         f"{launch}{f', {c.kernel}' if c.kernel else ''}",
         f"asked by {'the ' if entry.by != 'XLA' else ''}{entry.by}",

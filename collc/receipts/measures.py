@@ -1,5 +1,7 @@
 """How receipts write numbers and lay out columns."""
 
+from collections.abc import Sequence
+
 from rich.table import Table
 
 
@@ -11,14 +13,26 @@ def grid(*justify: str) -> Table:
     return made
 
 
+def size(n: float) -> str:
+    """Bytes, as one reads them.
+
+    >>> size(1000), size(4 * 2**20), size(3 * 2**30)
+    ('1000 B', '4.0 MiB', '3.0 GiB')
+    """
+    return _scaled(n, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
+
+
 def flops(n: float) -> str:
     """FLOPs, as one reads them.
 
     >>> flops(0), flops(1500), flops(2.5e12)
     ('0 FLOP', '1.5 kFLOP', '2.5 TFLOP')
     """
-    for unit in ("", "k", "M", "G", "T", "P"):
-        if n < 1000 or unit == "P":
-            return f"{n:.1f} {unit}FLOP" if unit else f"{n:.0f} FLOP"
-        n /= 1000
-    raise AssertionError
+    return _scaled(n, 1000, ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP"))
+
+
+def _scaled(n: float, base: int, units: Sequence[str]) -> str:
+    scale = 0
+    while n >= base and scale < len(units) - 1:
+        n, scale = n / base, scale + 1
+    return f"{n:.1f} {units[scale]}" if scale else f"{n:.0f} {units[0]}"

@@ -5,10 +5,9 @@ from collections.abc import Iterator, Sequence
 from rich.table import Table
 from rich.text import Text
 
-from collc.receipts.compare import size
 from collc.receipts.hlo.work import Work
-from collc.receipts.measures import flops, grid
-from collc.receipts.receipt import Entry, Receipt, scope
+from collc.receipts.measures import flops, grid, size
+from collc.receipts.receipt import Entry, Overlap, Receipt, scope
 from collc.receipts.rows import Row, row_of
 
 MOST = 16  # lines; --json has them all
@@ -21,7 +20,7 @@ def overlap(receipt: Receipt) -> Iterator[Table | Text]:
     if not entries or not receipt.module.scheduled:
         return
     yield Text()
-    yield Text(f"Overlap: {_summary(entries)}", "bold")
+    yield Text(f"Overlap: {_summary(receipt)}", "bold")
     lines = _lines(entries)
     table = grid("left", "right", "left", "right", "left")
     for (row, word, said), times in lines[:MOST]:
@@ -39,54 +38,44 @@ def overlap(receipt: Receipt) -> Iterator[Table | Text]:
         yield Text(
             f"  and {len(lines) - MOST} more kinds, with fewer bytes: --json lists all", "dim"
         )
-    if any(word != EXPOSED for (_, word, _), _ in lines):
-        yield Text("  What runs beside a collective hides as much of it as it takes time.", "dim")
+    if any(word != "exposed" for (_, word, _), _ in lines):
+        yield Text(
+            "  hidden: at most as long as the products take; brief: hardly at all. Nothing was timed.",
+            "dim",
+        )
 
 
-HIDDEN, BRIEF, EXPOSED = "hidden", "brief", "exposed"
-_STYLES = {HIDDEN: "green", BRIEF: "yellow", EXPOSED: "red"}
+_STYLES: dict[Overlap, str] = {"hidden": "green", "brief": "yellow", "exposed": "red"}
+_SAID: dict[Overlap, str] = {
+    "hidden": "beside matrix products",
+    "brief": "beside other kernels only",
+    "exposed": "with nothing beside them",
+}
 
 
-def state(entry: Entry) -> str:
-    """Whether a matrix product runs beside a collective, only other kernels, or nothing."""
-    works = entry.collective.beside
-    return HIDDEN if any(w.flops for w in works) else BRIEF if works else EXPOSED
-
-
-def _summary(entries: Sequence[Entry]) -> str:
-    total = moved(entries)
+def _summary(receipt: Receipt) -> str:
     parts = []
-    for word, said in (
-        (HIDDEN, "beside matrix products"),
-        (BRIEF, "beside other kernels only"),
-        (EXPOSED, "with nothing beside them"),
-    ):
-        own = [e for e in entries if state(e) == word]
-        if own:
-            count = sum(e.collective.count for e in own)
-            parts.append(f"{count} {said} ({size(moved(own))})")
-    count = sum(e.collective.count for e in entries)
+    for word, said in _SAID.items():
+        count = sum(e.collective.count for e in receipt.entries if e.overlap == word)
+        if count:
+            parts.append(f"{count} {said} ({size(receipt.moved(word))})")
+    count = sum(e.collective.count for e in receipt.entries)
     all_of_them = "1 collective" if count == 1 else f"{count} collectives"
-    return f"of {all_of_them} ({size(total)}), {', '.join(parts)}"
+    return f"of {all_of_them} ({size(receipt.moved())}), {', '.join(parts)}"
 
 
-def moved(entries: Sequence[Entry]) -> int:
-    """Bytes of the results of all executions on one device."""
-    return sum(e.collective.bytes * e.collective.count for e in entries)
-
-
-def _lines(entries: Sequence[Entry]) -> list[tuple[tuple[Row, str, str], int]]:
-    grouped: dict[tuple[Row, str, str], list[Entry]] = {}
+def _lines(entries: Sequence[Entry]) -> list[tuple[tuple[Row, Overlap, str], int]]:
+    grouped: dict[tuple[Row, Overlap, str], list[Entry]] = {}
     for entry in entries:
-        word = state(entry)
-        said = f"beside {beside(entry.collective.beside)}" if word == HIDDEN else ""
+        word = entry.overlap
+        said = f"beside {beside(entry.collective.beside)}" if word == "hidden" else ""
         grouped.setdefault((row_of(entry), word, said), []).append(entry)
     found = []
     for (row, word, said), own in grouped.items():
-        if word == BRIEF:
+        if word == "brief":
             most = max(sum(w.bytes for w in e.collective.beside) for e in own)
             said = f"beside kernels that write {size(most)}{' at most' if len(own) > 1 else ''}"
-        elif word == EXPOSED:
+        elif word == "exposed":
             said = "waited for at once" if row.asynchronous else "runs alone"
         found.append(((row, word, said), sum(e.collective.count for e in own)))
     return sorted(found, key=lambda item: -item[0][0].bytes * item[1])

@@ -2,23 +2,23 @@
 
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import jax
 from jax.sharding import Mesh, NamedSharding
 
-from collc.errors import HloError, MeshError
+from collc.errors import DataError, HloError, MeshError
+from collc.language.ir import integer
 from collc.lowering import account
 from collc.lowering.account import Asked
 from collc.receipts import pods
 from collc.receipts.compare import compare
-from collc.receipts.hlo import Collective, parse
+from collc.receipts.hlo import Collective, Module, parse
+from collc.receipts.matching import called
 from collc.receipts.receipt import By, Entry, Memory, Receipt
-from collc.receipts.spans import links, spanned
-
-_LAX = ("psum", "pmax", "pmin", "all_gather", "reduce_scatter", "all_to_all", "ppermute")
+from collc.receipts.spans import Links, sent, spanned
 
 
 def receipt(
@@ -34,31 +34,34 @@ def receipt(
       mesh: the mesh, or its axes and sizes, by which devices are named; by default that of the
         program's shardings.
 
-    Raises HloError for text that is not understood, MeshError for a mesh that is not the program's.
+    Raises HloError for text that is not understood, MeshError for a mesh that is not the program's,
+    DataError for anything else than these.
     """
-    what, asked, seconds = _unwrapped(what), _unwrapped(asked), dict[str, float]()
+    if mesh is not None and not isinstance(mesh, Mesh):
+        _check_sizes(mesh)
+    what, asked, seconds = unwrapped(what), unwrapped(asked), dict[str, float]()
     if isinstance(what, jax.stages.Traced):
         if asked is not None:
-            raise HloError("asked= has no effect: what is traced says it itself. Drop it.")
+            raise DataError("asked= has no effect: what is traced says it itself. Drop it.")
         asked = what
-        what = _timed(seconds, "lower", what.lower)
+        what = timed(seconds, "lower", what.lower)
     if isinstance(what, jax.stages.Lowered):
-        what = _timed(seconds, "compile", what.compile)
+        what = timed(seconds, "compile", what.compile)
     if asked is not None and not isinstance(asked, jax.stages.Traced):
-        raise HloError(
-            f"asked= takes what jax.jit(step).trace(...) returns, not a {type(asked).__name__}"
+        raise DataError(
+            f"asked= takes what jax.jit(step).trace(...) returns, not {type(asked).__name__}."
         )
     start = time.perf_counter()
     if isinstance(what, jax.stages.Compiled):
         text, memory = what.as_text(), what.memory_analysis()
         if text is None:
             raise HloError("this executable has no HLO text. Compile the step in this process.")
-        mesh = _mesh_of(what) if mesh is None else mesh
+        mesh = _agreed(_mesh_of(what), mesh)
     elif isinstance(what, str):
         text, memory = what, None
     else:
-        raise HloError(
-            f"a receipt is of a compiled program or of HLO text, not of a {type(what).__name__}. "
+        raise DataError(
+            f"a receipt is of a compiled program or of HLO text, not {type(what).__name__}. "
             "Pass what jax.jit(step).trace(...), .lower(...) or .compile() returns."
         )
     requests = None if asked is None else account.asked(asked.jaxpr)
@@ -67,7 +70,18 @@ def receipt(
     return made
 
 
-def _unwrapped(stage: Any) -> Any:
+def _check_sizes(mesh: Any) -> None:
+    fits = isinstance(mesh, Mapping) and all(
+        isinstance(axis, str) and integer(n) is not None and n > 0 for axis, n in mesh.items()
+    )
+    if not fits:
+        raise MeshError(
+            f'mesh= takes a jax.sharding.Mesh, or axes and sizes as {{"host": 2, "gpu": 8}}, not '
+            f"{mesh!r}"
+        )
+
+
+def unwrapped(stage: Any) -> Any:
     """The stage of ``jax.jit`` inside that of ``nnx.jit``."""
     for inner in ("traced", "lowered", "compiled"):
         if type(stage).__module__.startswith("flax.") and hasattr(stage, inner):
@@ -75,7 +89,8 @@ def _unwrapped(stage: Any) -> Any:
     return stage
 
 
-def _timed(seconds: dict[str, float], name: str, stage: Any) -> Any:
+def timed(seconds: dict[str, float], name: str, stage: Callable[[], Any]) -> Any:
+    """What a stage returns; how long it took is noted under its name."""
     start = time.perf_counter()
     done = stage()
     seconds[name] = time.perf_counter() - start
@@ -90,6 +105,19 @@ def _mesh_of(compiled: jax.stages.Compiled) -> Mesh | None:
     return meshes.pop() if len(meshes) == 1 else None
 
 
+def _agreed(own: Mesh | None, given: Any) -> Any:
+    """The program's own mesh, which one that is given has to be."""
+    if given is None or own is None:
+        return own if given is None else given
+    same = own == given if isinstance(given, Mesh) else dict(own.shape) == dict(given)
+    if not same:
+        shape = dict(given.shape) if isinstance(given, Mesh) else dict(given)
+        raise MeshError(
+            f"mesh={shape}, but the program was compiled for {dict(own.shape)}. Drop it."
+        )
+    return own
+
+
 def _made(
     text: str,
     mesh: Mesh | Mapping[str, int] | None,
@@ -99,6 +127,12 @@ def _made(
 ) -> Receipt:
     module = parse(text)
     sizes = dict(mesh.shape) if isinstance(mesh, Mesh) else dict(mesh or {})
+    absent = {a for r in requests or () for a in r.axes} - sizes.keys()
+    if sizes and absent:
+        raise MeshError(
+            f"asked= is of another program: it goes over {', '.join(sorted(absent))}, which the mesh "
+            f"{sizes} does not have. Pass what this program was traced as."
+        )
     pod = pods.describe(mesh) if isinstance(mesh, Mesh) else None
     if requests is not None and not sizes:
         raise MeshError(
@@ -115,20 +149,26 @@ def _made(
     compared = None
     if requests is not None:
         compared = compare(requests, collectives, sizes)
-    entries = []
-    for c, over in zip(collectives, axes, strict=True):
-        serves = () if compared is None else compared.served.get(c.name, ())
-        by = _by(c) if compared is None else _served(serves)
-        entries.append(Entry(c, over, links(c, pod.domain_of) if pod else None, by, serves))
+    served = [()] * len(collectives) if compared is None else compared.served
+    entries = tuple(
+        Entry(
+            c,
+            over,
+            None if pod is None else Links(*map(round, sent(c, pod.domain_of).sum(axis=1))),
+            _by(c) if compared is None else _served(serves),
+            serves,
+        )
+        for c, over, serves in zip(collectives, axes, served, strict=True)
+    )
     return Receipt(
         module=module,
         sizes=sizes,
         pod=pod,
-        entries=tuple(entries),
+        entries=entries,
         asked=requests,
         differences=() if compared is None else compared.differences,
         absent=() if compared is None else compared.absent,
-        memory=_memory(memory, pod),
+        memory=_memory(memory, module, pod),
         seconds=seconds,
     )
 
@@ -148,7 +188,7 @@ def _by(c: Collective) -> By:
     """Who asked, by the name alone: a partitioner's collective bears that of what it serves."""
     if "collc/" in c.op_name:
         return "plan"
-    return "program" if c.op_name.rpartition("/")[2].startswith(_LAX) else "XLA"
+    return "program" if called(c.op_name) else "XLA"
 
 
 def _served(serves: Iterable[tuple[Asked, int]]) -> By:
@@ -156,7 +196,7 @@ def _served(serves: Iterable[tuple[Asked, int]]) -> By:
     return "plan" if any(plans) else "program" if plans else "XLA"
 
 
-def _memory(found: Any, pod: pods.Pod | None) -> Memory | None:
+def _memory(found: Any, module: Module, pod: pods.Pod | None) -> Memory | None:
     if found is None:
         return None
     return Memory(
@@ -164,5 +204,6 @@ def _memory(found: Any, pod: pods.Pod | None) -> Memory | None:
         outputs=found.output_size_in_bytes,
         aliased=found.alias_size_in_bytes,
         temporaries=found.temp_size_in_bytes,
+        constants=module.constants,  # which XLA's own figures leave out
         capacity=pod.memory if pod else None,
     )

@@ -76,7 +76,7 @@ def row_of(entry: Entry) -> Row:
         scope=title(entry.scope),
         kind=c.kind,
         among=among(entry),
-        wire="+".join(dict.fromkeys(c.dtypes)),
+        wire=c.wire,
         bytes=c.bytes,
         kernel=c.kernel,
         asynchronous=c.asynchronous,

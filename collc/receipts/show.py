@@ -9,13 +9,13 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from collc.receipts.compare import size
-from collc.receipts.measures import flops, grid
+from collc.receipts.measures import flops, grid, size
 from collc.receipts.overlap import overlap
 from collc.receipts.receipt import Receipt
 from collc.receipts.rows import Row, rows
 
 WIDTH = 100
+JAX_TAKES = 0.75  # of a GPU's memory, the default of XLA_PYTHON_CLIENT_MEM_FRACTION
 
 
 def text(receipt: Receipt) -> str:
@@ -57,7 +57,7 @@ def headline(receipt: Receipt) -> str:
 def _collectives(receipt: Receipt) -> Iterator[Text]:
     found = rows(receipt)
     if not found:
-        yield Text("no collectives: every device computes on its own")
+        yield Text("no collectives: no device needs anything of another one (or all do the same)")
         return
     yield Text()
     lines = [_titles(receipt), *(_cells(receipt, row) for row in found)]
@@ -79,7 +79,7 @@ _LEFT = {0, 1, 2, 6, 7}  # columns of words
 def _titles(receipt: Receipt) -> list[str]:
     over = "axes" if receipt.sizes else "among"
     asked = ["asked"] if receipt.asked is not None else [""]
-    each = "bytes/GPU" if receipt.module.cuda else "bytes/device"
+    each = "result/GPU" if receipt.module.cuda else "result/device"
     return ["collective", over, "wire", each, *asked, "found", "kernel", "launch"]
 
 
@@ -122,15 +122,22 @@ def _totals(receipt: Receipt) -> Iterator[tuple[str, str]]:
         most = module.in_flight
         yield "in flight", f"{most} at once at most" if module.scheduled else _UNSCHEDULED
     if links is not None:
-        for name, sent in (("NVLink", links.nvlink), ("network", links.network)):
-            yield name, f"{size(sent)} in all, {size(sent / module.devices)} a GPU"
+        most = receipt.busiest
+        assert most is not None
+        for name, sent, top in (
+            ("NVLink", links.nvlink, most.nvlink),
+            ("network", links.network, most.network),
+        ):
+            mean = size(sent / module.devices)
+            yield name, f"{size(sent)} sent in all, {mean} a GPU, {size(top)} by the busiest"
     if memory is not None:
         yield "memory", f"{_of(memory.total, memory.capacity)} a {each}"
         aliased = f", of which {size(memory.aliased)} in donated arguments"
         yield (
             "",
             f"arguments {size(memory.arguments)}; outputs {size(memory.outputs)}"
-            f"{aliased if memory.aliased else ''}; temporaries {size(memory.temporaries)}",
+            f"{aliased if memory.aliased else ''}; temporaries {size(memory.temporaries)}"
+            + (f"; constants {size(memory.constants)}" if memory.constants else ""),
         )
     least = "" if module.flops_exact else "at least "
     yield "compute", f"{least}{flops(module.flops)} a {each}, in matrix products and convolutions"
@@ -145,7 +152,13 @@ _UNSCHEDULED = "unknown: the text is from before XLA's scheduling"
 def _of(total: int, capacity: int | None) -> str:
     if capacity is None:
         return size(total)
-    return f"{size(total)} of {size(capacity)} ({total / capacity:.0%})"
+    share = total / capacity
+    more = (
+        f", more than the {JAX_TAKES:.0%} that JAX takes unless told"
+        if JAX_TAKES < share <= 1
+        else ""
+    )
+    return f"{size(total)} of {size(capacity)} ({share:.0%}{more})"
 
 
 def differences(receipt: Receipt) -> Iterator[Table | Text]:
@@ -153,6 +166,12 @@ def differences(receipt: Receipt) -> Iterator[Table | Text]:
     yield Text()
     if receipt.asked is None:
         yield Text("What the program asked for is not known, so nothing is compared.", "dim")
+        return
+    if not receipt.asked and receipt.entries:
+        yield Text(
+            "The program asks for no collectives itself: XLA's partitioner put in all of these, as the "
+            "shardings require."
+        )
         return
     if not receipt.differences:
         yield Text("No differences: what runs is what was asked for, collective by collective.")

@@ -3,8 +3,8 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,7 @@ def spanned(collective: Collective, sizes: Mapping[str, int]) -> tuple[str, ...]
     return _spanned(collective.partners, tuple(sizes.items()))
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=1024)
 def _spanned(partners: Partners, sizes: tuple[tuple[str, int], ...]) -> tuple[str, ...]:
     devices = math.prod(n for _, n in sizes)
     highest = max((d for each in partners for d in each), default=0)
@@ -37,14 +37,13 @@ def _spanned(partners: Partners, sizes: tuple[tuple[str, int], ...]) -> tuple[st
     return tuple(axis for axis, varies in varying.items() if varies)
 
 
-@lru_cache(maxsize=256)
-def canonical(partners: Partners, pairs: bool) -> bytes:
+@lru_cache(maxsize=1024)
+def canonical(partners: Partners, pairs: bool) -> Partners:
     """Equal for collectives among the same devices, in whatever order their text lists them."""
-    each = [tuple(p) if pairs else tuple(sorted(p)) for p in partners]
-    return repr(sorted(each)).encode()
+    return tuple(sorted(p if pairs else tuple(sorted(p)) for p in partners))
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=1024)
 def everywhere(
     axes: tuple[str, ...],
     edges: Partners | None,
@@ -72,53 +71,55 @@ def everywhere(
 
 @dataclass(frozen=True)
 class Links:
-    """Bytes that all devices together send, in one call of the program."""
+    """Bytes that devices send in one call of the program, within NVLink domains and between them."""
 
     nvlink: int
     network: int
 
-    def __add__(self, other: "Links") -> "Links":
-        return Links(self.nvlink + other.nvlink, self.network + other.network)
 
+def sent(collective: Collective, domains: NDArray[np.int64]) -> NDArray[np.float64]:
+    """What each device sends in all executions: over NVLink in row 0, over the network in row 1.
 
-def links(collective: Collective, domains: NDArray[np.int64]) -> Links:
-    """What a collective's executions send within NVLink domains, and between them.
-
-    ``domains``: the domain of each device, [devices]. Pairs are exact. Of a group it is what NCCL's
-    ring moves, led through each domain once: 2(n - 1)/n of the buffer over each of n links for an
-    all-reduce, (n - 1)/n of the whole for a reduce-scatter or an all-gather, all of it over n - 1
-    links for a broadcast; an all-to-all sends 1/n of the buffer to each. XLA's one-shot kernel sends
-    the whole buffer to each peer.
+    ``domains``: the domain of each device, [devices]. Returns bytes, [2, devices]. Pairs are exact.
+    Of a group it is what NCCL's ring moves, led through each domain once: each device sends
+    2(n - 1)/n of the buffer to the next one in an all-reduce, (n - 1)/n of the whole in a
+    reduce-scatter or an all-gather, all of it in a broadcast, but for the last. In an all-to-all each
+    sends 1/n of the buffer to each; XLA's one-shot kernel sends the whole buffer to each.
     """
-    size, total = collective.bytes, Links(0, 0)
+    moved = np.zeros((2, len(domains)))
     if isinstance(collective, CollectivePermute):
-        if collective.pairs:
-            pairs = np.array(collective.pairs)
-            pairs = pairs[pairs[:, 0] != pairs[:, 1]]
-            crossing = int((domains[pairs[:, 0]] != domains[pairs[:, 1]]).sum())
-            total = Links((len(pairs) - crossing) * size, crossing * size)
+        hops = [(a, b) for a, b in collective.pairs if a != b]
+        each = float(collective.bytes)
     else:
-        for group in collective.partners:
-            own = np.unique(domains[list(group)], return_counts=True)[1].tolist()
-            total += _group(collective, size, len(group), own)
-    return Links(total.nvlink * collective.count, total.network * collective.count)
+        n = max((len(g) for g in collective.partners), default=1)
+        everyone = "all-to-all" in collective.kind or collective.kernel == "one-shot"
+        hops = [h for g in collective.partners for h in _hops(collective, g, domains, everyone)]
+        each = collective.bytes * _share(collective, n, everyone)
+    if hops:
+        src, dst = np.array(hops).T
+        np.add.at(moved, ((domains[src] != domains[dst]).astype(int), src), each)
+    return moved * collective.count
 
 
-def _group(collective: Collective, size: int, n: int, own: list[int]) -> Links:
-    """Of one group of n devices, ``own`` of which are in each domain that it touches."""
-    kind = collective.kind
-    if kind in ("all-to-all", "ragged-all-to-all") or collective.kernel == "one-shot":
-        each = Fraction(size, n) if "all-to-all" in kind else Fraction(size)
-        inside, all_of_them = sum(k * (k - 1) for k in own), n * (n - 1)
-        return Links(round(inside * each), round((all_of_them - inside) * each))
-    edges = n - 1 if kind == "collective-broadcast" else n
-    crossing = len(own) if len(own) > 1 else 0
-    if kind == "collective-broadcast":
-        crossing = len(own) - 1
-    each = {
-        "all-reduce": Fraction(2 * (n - 1) * size, n),
-        "all-gather": Fraction((n - 1) * size, n),
-        "reduce-scatter": Fraction((n - 1) * size),  # size is of the result, 1/n of the whole
-        "collective-broadcast": Fraction(size),
-    }[kind]
-    return Links(round((edges - crossing) * each), round(crossing * each))
+def _hops(
+    collective: Collective, group: tuple[int, ...], domains: NDArray[np.int64], everyone: bool
+) -> list[tuple[int, int]]:
+    """Who sends to whom in a group."""
+    if everyone:
+        return [(a, b) for a in group for b in group if a != b]
+    ring = sorted(group, key=lambda d: (domains[d], d))
+    chain = list(pairwise(ring))
+    closes = collective.kind != "collective-broadcast" and len(ring) > 1
+    return [*chain, (ring[-1], ring[0])] if closes else chain
+
+
+def _share(collective: Collective, n: int, everyone: bool) -> float:
+    """What goes over one hop, of the bytes of the result."""
+    if everyone:
+        return 1 / n if "all-to-all" in collective.kind else 1.0
+    return {
+        "all-reduce": 2 * (n - 1) / n,
+        "all-gather": (n - 1) / n,
+        "reduce-scatter": n - 1,  # of which the result is 1/n
+        "collective-broadcast": 1.0,
+    }[collective.kind]

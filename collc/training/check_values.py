@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from jax.extend import core as jex
 
@@ -121,7 +122,8 @@ def scalar_of(literal: Any) -> Any:
         getattr(literal, "dtype", np.dtype(float)), np.dtype
     ):
         return None
-    return np.asarray(literal)[()]
+    scalar = np.asarray(literal)[()]
+    return None if scalar.dtype == jax.dtypes.float0 else scalar
 
 
 def union(values: Sequence[Value], where: Where) -> Value:

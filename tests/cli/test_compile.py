@@ -90,6 +90,10 @@ def s_other():
     return {"w": jax.ShapeDtypeStruct((64,), jnp.float32, sharding=here), "x": W}
 
 
+def s_bare(mesh):
+    return {"w": W, "x": jax.ShapeDtypeStruct((16, 64), jnp.float32, sharding=P(mesh.axis_names))}
+
+
 jitted = jax.jit(step)
 number = 3
 """
@@ -106,20 +110,8 @@ def steps(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.fixture(scope="session")
-def pods():
-    """Skips a test, with the reason, where nothing can be compiled for pods."""
-    from collc.errors import PodError
-    from collc.receipts.pods import toolchain
-
-    try:
-        toolchain.ready()
-    except PodError as e:
-        pytest.skip(f"no pods here: {e}")
-
-
-def needs_pods(test):
-    return pytest.mark.newest_only(pytest.mark.usefixtures("pods")(test))
+def needs_pod(test):
+    return pytest.mark.newest_only(pytest.mark.usefixtures("pod")(test))
 
 
 def test_help_loads_no_jax():
@@ -134,6 +126,15 @@ assert not {"jax", "flax"} & sys.modules.keys()
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
+
+
+def test_help_says_the_defaults_of_models(cli, monkeypatch):
+    from collc.training.abstract import BATCH, SEQ
+
+    monkeypatch.setenv("COLUMNS", "200")
+    said = cli("compile", "--help").stdout
+    assert f"examples on each GPU. Default: {BATCH}." in said
+    assert f"tokens that an example predicts. Default: {SEQ}." in said
 
 
 # ---- hlo ------------------------------------------------------------------------------------------
@@ -162,7 +163,7 @@ def test_hlo_from_standard_input():
     command = [sys.executable, "-m", "collc", "hlo", "-", "--mesh", "host=2,gpu=4"]
     run = subprocess.run(command, input=text, capture_output=True)
     assert run.returncode == 0, run.stderr
-    assert b"bytes/device" in run.stdout and b"launch" in run.stdout
+    assert b"result/device" in run.stdout and b"launch" in run.stdout
 
 
 @pytest.mark.parametrize(
@@ -203,11 +204,11 @@ def test_hlo_that_is_not_there(refused, tmp_path):
         (["s.py:a.b"], "names no step"),
         (["s.py:step", "--json", "--hlo"], "Drop one of them"),
         (["s.py:step", "--hlo", "--against", "blueconnect"], "--against compiles two"),
-        (["s.py:plain", "--batch", "x"], "--batch has no effect without --plan"),
+        (["s.py:plain", "--split", "x"], "--split has no effect without --plan"),
         (["s.py:plain", "--batch-size", "3"], "--batch-size has no effect on the step of a file"),
         (["s.py:plain", "--seq", "3"], "--seq has no effect on the step of a file"),
         (["s.py:plain", "--against", "native"], "--against native has no effect without --plan"),
-        (["s.py:step", *PLAN, "--batch", "x,"], "'' is no name"),
+        (["s.py:step", *PLAN, "--split", "x,"], "'' is no name"),
         (["s.py:step", "--shapes", "a,b"], "name one factory"),
         (
             ["transformer:tiny", "--donate", "model"],
@@ -228,7 +229,7 @@ def test_options_without_effect_and_names_of_nothing(refused, steps, args, words
 # ---- compile: with a pod ----------------------------------------------------------------------------
 
 
-@needs_pods
+@needs_pod
 @pytest.mark.parametrize(
     "args, words",
     [
@@ -246,12 +247,13 @@ def test_options_without_effect_and_names_of_nothing(refused, steps, args, words
         (["s.py:step", *POD, "--shapes", "s_many"], "s_many gives 3 arguments"),
         (["s.py:step", *POD, "--shapes", "s_raises"], "s_raises cannot make the shapes: Zero"),
         (["s.py:step", *POD, "--shapes", "s_other"], "w is sharded over another mesh"),
+        (["s.py:step", *POD, "--shapes", "s_bare"], "x is sharded by a PartitionSpec alone"),
         (["s.py:raises", *POD], "raises does not trace: TracerBoolConversionError"),
         (["s.py:plain", *POD, "--donate", "q"], "--donate names 'q', which is no argument of"),
-        (["s.py:jitted", *POD, *PLAN, "--batch", "x"], "is jitted already"),
+        (["s.py:jitted", *POD, *PLAN, "--split", "x"], "is jitted already"),
         (["s.py:step", *POD, *PLAN], "s.py:step has no argument named batch"),
-        (["s.py:step", *POD, *PLAN, "--batch", "z"], "--batch names 'z'"),
-        (["s.py:forgets", *POD, *PLAN, "--batch", "x"], "returned as replicated, but it differs"),
+        (["s.py:step", *POD, *PLAN, "--split", "z"], "--split names 'z'"),
+        (["s.py:forgets", *POD, *PLAN, "--split", "x"], "returned as replicated, but it differs"),
         (["s.py:step", *POD, "--plan", "gpux=ring"], "Did you mean gpu?"),
         (["s.py:step", *POD, "--plan", "gpu"], "'gpu' is no axis with its schedule"),
         (["s.py:step", *POD, "--plan", "gpu=ring,gpu=tree"], "axis gpu is there twice"),
@@ -267,7 +269,7 @@ def test_what_is_refused(refused, steps, args, words):
     assert words in refused("compile", *args)
 
 
-@needs_pods
+@needs_pod
 def test_the_example(cli):
     result = cli("compile", EXAMPLE, *POD, *PLAN, "--donate", "params", "--json")
     assert result.exit_code == 0, result.output
@@ -281,7 +283,7 @@ def test_the_example(cli):
     assert found["flops"] == 3 * 4 * 2 * 32 * 256 * 256, "forward, and twice as much backward"
 
 
-@needs_pods
+@needs_pod
 def test_a_plain_step_and_its_hlo(cli, steps):
     result = cli("compile", "s.py:plain", *POD)
     assert result.exit_code == 0, result.output
@@ -296,9 +298,9 @@ def test_a_plain_step_and_its_hlo(cli, steps):
         assert not line.startswith(kept) or line in other, line
 
 
-@needs_pods
+@needs_pod
 def test_against_blueconnect_and_native(cli, steps):
-    args = ("compile", "s.py:step", *POD, *PLAN, "--batch", "x", "--json")
+    args = ("compile", "s.py:step", *POD, *PLAN, "--split", "x", "--json")
     for other, counts in (
         ("native", {"all-reduce": 1}),
         ("blueconnect", {"reduce-scatter": 1, "all-reduce": 1, "all-gather": 1}),
@@ -307,19 +309,19 @@ def test_against_blueconnect_and_native(cli, steps):
         assert found[other]["counts"] == counts
         assert set(found["step"]["counts"]) == {"collective-permute"}
     table = cli(*args[:-1], "--against", "native").stdout
-    assert "in flight at most" in table and "ratio" in table
+    assert "in flight at most" in table and "native/step" in table
 
 
-@needs_pods
+@needs_pod
 def test_a_step_that_does_not_fit(cli, steps):
     result = cli("compile", "s.py:large", "--pod", "h100:1x2")
     assert result.exit_code == 1
-    assert "memory       128.0 GiB of 79.1 GiB (162%) a GPU" in result.stdout
+    assert "memory       128.0 GiB of 79.1 GiB (162%" in result.stdout
     assert "the step needs 137,438,953,472 bytes (128.0 GiB) on each h100" in result.stderr
     assert "64.0 GiB  f32[32768,524288]  x" in result.stderr
 
 
-@needs_pods
+@needs_pod
 def test_a_saved_plan_and_nnx_modules(cli, steps, monkeypatch):
     import collc
 
@@ -352,7 +354,7 @@ def step_shapes(mesh):
     assert "ring.reduce_scatter @ gpu" in result.stdout
 
 
-@needs_pods
+@needs_pod
 def test_a_model_by_name(cli):
     result = cli("compile", "transformer:tiny", *POD, "--seq", "16", "--batch-size", "1")
     assert result.exit_code == 0, result.output

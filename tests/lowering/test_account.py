@@ -1,5 +1,6 @@
 """What a schedule is said to ask for is what its lowering asks of lax, send by send."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,7 +71,7 @@ def totals(found):
 def check(schedule, sizes, shape, dtype="float32", op="sum", wire=Plain(), accumulate=None):  # noqa: B008
     certificate = verify(schedule, **sizes)
     if schedule.collective not in (KINDS["all_reduce"], KINDS["broadcast"], KINDS["reduce"]):
-        ranks = certificate.schedule.axes and cases.math.prod(sizes[a] for a in schedule.axes)
+        ranks = certificate.schedule.axes and math.prod(sizes[a] for a in schedule.axes)
         shape = (shape[0] * ranks, *shape[1:])
 
     def body(x):
@@ -142,14 +143,14 @@ def test_every_field():
         Asked(
             "collective-permute", ("b",), ring, "f32", 2, 10, "collc/ring.reduce_scatter/b", True
         ),
-        Asked("all-reduce", ("a",), None, "f32", 2, 5, "collc/native.all_reduce/a", True),
+        Asked("all-reduce", ("a",), None, "f32", 2, 5, "collc/native.all_reduce/a", True, "add"),
         Asked("collective-permute", ("b",), ring, "f32", 2, 10, "collc/ring.all_gather/b", True),
         Asked("collective-permute", ("a",), ((1, 0),), "f32", 6, 5, "ppermute", False),
-        Asked("all-reduce", ("a", "b"), None, "f32", 1, 5, "psum", False),
-        Asked("all-reduce", ("b",), None, "f32", 6, None, "pmax", False),
-        Asked("all-reduce", ("a",), None, "f32", 6, 1, "psum", False),
+        Asked("all-reduce", ("a", "b"), None, "f32", 1, 5, "psum", False, "add"),
+        Asked("all-reduce", ("b",), None, "f32", 6, None, "pmax", False, "max"),
+        Asked("all-reduce", ("a",), None, "f32", 6, 1, "psum", False, "add"),
         Asked("all-gather", ("b",), None, "f32", 18, 1, "all_gather", False),
-        Asked("reduce-scatter", ("b",), None, "f32", 6, 1, "reduce_scatter", False),
+        Asked("reduce-scatter", ("b",), None, "f32", 6, 1, "reduce_scatter", False, "add"),
     )
 
 
@@ -163,5 +164,5 @@ def test_groups_of_ranks():
         jax.shard_map(step, mesh=mesh, in_specs=jax.P(), out_specs=jax.P(), check_vma=False)
     )(jnp.zeros((2, 2), bool))
     assert asked(jaxpr) == (
-        Asked("all-reduce", ("a",), ((0, 2), (1, 3)), "s32", 4, 1, "psum", False),
+        Asked("all-reduce", ("a",), ((0, 2), (1, 3)), "s32", 4, 1, "psum", False, "add"),
     )

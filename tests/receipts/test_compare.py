@@ -35,7 +35,7 @@ def made(cls, name, elements, among, dtype="f32", count=1, op_name=""):
 
 
 def all_reduce(axes, elements, count=1, dtype="f32", scope="psum", plan=False):
-    return Asked("all-reduce", axes, None, dtype, elements, count, scope, plan)
+    return Asked("all-reduce", axes, None, dtype, elements, count, scope, plan, "add")
 
 
 def permute(elements, count=1, dtype="f32", edges=((0, 1), (1, 0))):
@@ -57,12 +57,12 @@ def test_equal():
     ]
     compared = compare(asked, found, MESH)
     assert compared.differences == ()
-    assert {name: [a.axes for a, _ in own] for name, own in compared.served.items()} == {
-        "a": [("gpu",)],
-        "b": [("gpu",)],
-        "c": [("host",)],
-        "d": [("host", "gpu")],
-    }
+    assert [[(a.axes, n) for a, n in own] for own in compared.served] == [
+        [(("gpu",), 2)],
+        [(("gpu",), 4)],
+        [(("host",), 1)],
+        [(("host", "gpu"), 2)],
+    ]
 
 
 def test_a_permute_that_moves_along_one_axis_only():
@@ -159,6 +159,17 @@ def test_split_in_levels_without_a_name():
     assert what == ["unplanned", "unplanned", "removed"]
 
 
+def test_merged_and_then_split_in_levels():
+    """As blueconnect does with what XLA has combined."""
+    asked = [all_reduce(("host", "gpu"), 3), all_reduce(("host", "gpu"), 5)]
+    found = [
+        made(ReduceScatter, "a", 4, GPU),
+        made(AllReduce, "b", 4, HOST),
+        made(AllGather, "c", 8, GPU),
+    ]
+    assert differences(asked, found) == [("split", 1, ("a", "b", "c"))]
+
+
 def test_split_never_takes_another_axis():
     asked = [all_reduce(("gpu",), 8)]
     found = [made(AllReduce, "a", 8, HOST, op_name="jit(f)/psum")]
@@ -197,13 +208,25 @@ def test_automatic_axes_share_an_operand_out(share):
     sizes = {"gpu": 2, "model": 3, "data": 2}
     pairs = tuple((a, b) for i in range(6) for a, b in ((i, i + 6), (i + 6, i)))
     found = [made(CollectivePermute, "a", 12 // share, pairs)]
-    assert differences([permute(12)], found, sizes) == []
+    assert differences([dataclasses.replace(permute(12), free=True)], found, sizes) == []
+    expected = [] if share == 1 else [("resharded", 1, ("a",))]
+    assert differences([permute(12)], found, sizes) == expected
+
+
+def test_more_than_was_asked_over_automatic_axes():
+    sizes = {"gpu": 2, "model": 4}
+    pairs = tuple((a, b) for i in range(4) for a, b in ((i, i + 4), (i + 4, i)))
+    found = [made(CollectivePermute, "a", 48, pairs)]
+    (one,) = compare([permute(12)], found, sizes).differences
+    assert one.what == "resharded" and "4 times what was asked (ring.reduce_scatter @ gpu)" in str(
+        one
+    )
 
 
 def test_no_other_share():
     sizes = {"gpu": 2, "model": 3, "data": 2}
     pairs = tuple((a, b) for i in range(6) for a, b in ((i, i + 6), (i + 6, i)))
-    found = [made(CollectivePermute, "a", 3, pairs)]
+    found = [made(CollectivePermute, "a", 5, pairs)]
     assert [d[0] for d in differences([permute(12)], found, sizes)] == ["unplanned", "removed"]
 
 
@@ -215,7 +238,30 @@ def test_scopes_decide_among_equals():
         made(AllReduce, "b", 8, GPU, op_name="f/psum"),
     ]
     compared = compare(asked, found, MESH)
-    assert [a.plan for name in "ab" for a, _ in compared.served[name]] == [True, False]
+    assert [a.plan for own in compared.served for a, _ in own] == [True, False]
+
+
+def test_one_instruction_that_runs_twice():
+    """A computation that is called from two places gives its collectives twice."""
+    found = [made(AllReduce, "a", 8, GPU), made(AllReduce, "a", 8, GPU)]
+    compared = compare([all_reduce(("gpu",), 8, 2)], found, MESH)
+    assert compared.differences == () and [len(own) for own in compared.served] == [1, 1]
+
+
+def test_a_maximum_is_no_sum():
+    asked = [dataclasses.replace(all_reduce(("gpu",), 8), reduction="max")]
+    found = [made(AllReduce, "a", 8, GPU)]
+    assert [d[0] for d in differences(asked, found)] == ["unplanned", "removed"]
+    truths = [dataclasses.replace(asked[0], dtype="pred")]
+    assert differences(truths, [made(AllReduce, "a", 8, GPU, dtype="pred")]) == []
+
+
+def test_many_permutes_are_compared_in_no_time():
+    n = 512
+    hops = [tuple((r, (r + d) % n) for r in range(n)) for d in range(1, n)]
+    asked = [dataclasses.replace(permute(8, edges=hop), axes=("gpu",)) for hop in hops]
+    found = [made(CollectivePermute, f"p{i}", 8, hop) for i, hop in enumerate(reversed(hops))]
+    assert differences(asked, found, {"gpu": n}) == []
 
 
 def test_an_all_to_all_in_pieces():

@@ -98,6 +98,7 @@ def test_a_pod_is_named_by_a_text(shapes):
         (("h100",), dict(gpus=1.5), "gpus has to be a positive integer, not 1.5"),
         (("h100",), dict(hosts=10**9), "8,000,000,000 GPUs are more than the 65,536"),
         (("h100",), dict(hosts=3, domain=16), "do not divide into NVLink domains of 16 GPUs"),
+        (("h100",), dict(hosts=8, gpus=64), "Are hosts and gpus the wrong way round?"),
         (("h100",), dict(domain=16), "domain=16 is more than the 8 GPUs of the pod"),
         (("h100",), dict(domain=0), "domain has to be a positive integer, not 0"),
         (("gb200-nvl72",), dict(hosts=19), "19 hosts with 4 GPUs each do not divide"),

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from flax import nnx
 from jax import lax
@@ -12,7 +13,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import collc
-from collc.errors import HloError, MeshError, ReceiptError
+from collc.errors import DataError, HloError, MeshError, ReceiptError
 from collc.receipts.reading import receipt
 from collc.receipts.receipt import scope
 
@@ -108,13 +109,46 @@ def test_expect(mesh):
         found.expect(differences=2)
     with pytest.raises(ReceiptError, match=r"a device needs .* not at most 8"):
         found.expect(memory=8)
-    with pytest.raises(ReceiptError, match="'float31' is no dtype"):
+    with pytest.raises(DataError, match="'float31' is no dtype"):
         found.expect(wire_dtype="float31")
     alone = receipt(trace(mesh, step).lower().compile().as_text())
-    with pytest.raises(ReceiptError, match="memory= has no effect"):
+    with pytest.raises(DataError, match="memory= has no effect"):
         alone.expect(memory=8)
-    with pytest.raises(ReceiptError, match="differences= has no effect"):
+    with pytest.raises(DataError, match="differences= has no effect"):
         alone.expect(differences=0)
+
+
+def test_expect_refuses_what_it_cannot_compare(mesh):
+    found = receipt(trace(mesh, summed))
+    for odd, said in (
+        ({"collectives": 8}, "takes executions by kind"),
+        (
+            {"collectives": {"allreduce": 1}},
+            "HLO has no collective 'allreduce'. Did you mean all-r",
+        ),
+        ({"collectives": {"all-reduce": "1"}}, "has '1' for all-reduce"),
+        ({"unplanned": "0"}, "unplanned= takes an integer"),
+        ({"memory": "1GB"}, "memory= takes an integer"),
+    ):
+        with pytest.raises(DataError, match=said):
+            found.expect(**odd)
+    found.expect(collectives={"collective-permute": 8, "all-reduce": 0})
+
+
+def test_constants_of_the_program_take_memory(mesh):
+    table = np.arange(256 * 64, dtype=np.float32).reshape(256, 64)
+    found = receipt(trace(mesh, lambda x: summed(table @ x)))
+    assert found.memory.constants >= table.nbytes
+    assert found.memory.total >= table.nbytes + found.memory.arguments
+
+
+def test_text_from_before_partitioning_is_refused(mesh):
+    x = jax.ShapeDtypeStruct((16, 8), jnp.float32, sharding=NamedSharding(mesh, P("gpu")))
+    lowered = jax.jit(lambda x: lax.with_sharding_constraint(x * 2, P()).sum()).lower
+    with jax.set_mesh(mesh):
+        text = lowered(x).as_text(dialect="hlo")
+    with pytest.raises(HloError, match="before partitioning"):
+        receipt(text)
 
 
 def test_scalars_have_no_wire_dtype(mesh):
@@ -126,11 +160,11 @@ def test_scalars_have_no_wire_dtype(mesh):
 
 def test_refusals(mesh):
     traced = trace(mesh, summed)
-    with pytest.raises(HloError, match="not of a int"):
+    with pytest.raises(DataError, match="not int"):
         receipt(3)
-    with pytest.raises(HloError, match="asked= has no effect"):
+    with pytest.raises(DataError, match="asked= has no effect"):
         receipt(traced, asked=traced)
-    with pytest.raises(HloError, match="asked= takes what"):
+    with pytest.raises(DataError, match="asked= takes what"):
         receipt(traced.lower(), asked=traced.jaxpr)
     text = traced.lower().compile().as_text()
     with pytest.raises(MeshError, match="has 4 devices, and the program runs on 8"):
@@ -139,7 +173,14 @@ def test_refusals(mesh):
         receipt(text, mesh={"gpu": 16})
     with pytest.raises(MeshError, match="needs mesh="):
         receipt(text, asked=traced)
-    with pytest.raises(HloError):
+    with pytest.raises(MeshError, match="goes over host, which the mesh"):
+        receipt(text, asked=traced, mesh={"a": 2, "gpu": 4})
+    with pytest.raises(MeshError, match=r"was compiled for \{'host': 2, 'gpu': 4\}"):
+        receipt(traced, mesh={"host": 4, "gpu": 2})
+    for mesh_ in (8, "host=2,gpu=4", {"a": 8.0}, {"a": -4, "b": -2}, {1: 8}):
+        with pytest.raises(MeshError, match="mesh= takes a jax"):
+            receipt(text, mesh=mesh_)
+    with pytest.raises(HloError, match="HLO line"):
         receipt(text[: len(text) // 2])
 
 

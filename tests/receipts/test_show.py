@@ -18,7 +18,7 @@ from collc.receipts.reading import receipt
 from collc.receipts.receipt import Entry, Memory
 from collc.receipts.rows import rows
 from collc.receipts.show import WIDTH, plain, text
-from collc.receipts.spans import Links, links
+from collc.receipts.spans import Links, sent
 
 from .written import fixture, module
 
@@ -35,7 +35,10 @@ def made(name="fsdp-cuda-0.12", **changed):
     found = receipt(fixture(name), mesh=mesh_of(name))
     requests = (
         Asked("all-gather", ("host", "gpu"), None, "bf16", MIB, 8, "all_gather", False),
-        Asked("all-reduce", ("host",), None, "f32", MIB, 2, "collc/native.all_reduce/host", True),
+        Asked(
+            *("all-reduce", ("host",), None, "f32", MIB, 2, "collc/native.all_reduce/host", True),
+            reduction="add",
+        ),
     )
     compared = compare(requests, found.module.collectives, mesh_of(name))
     domains = np.arange(found.module.devices) // 8
@@ -45,15 +48,15 @@ def made(name="fsdp-cuda-0.12", **changed):
         entries=tuple(
             replace(
                 e,
-                links=links(e.collective, domains),
-                serves=compared.served.get(e.collective.name, ()),
+                links=Links(*map(round, sent(e.collective, domains).sum(axis=1))),
+                serves=serves,
             )
-            for e in found.entries
+            for e, serves in zip(found.entries, compared.served, strict=True)
         ),
         asked=requests,
         absent=compared.absent,
         differences=compared.differences,
-        memory=Memory(40 * MIB, 40 * MIB, 32 * MIB, 12 * MIB, 80 * 2**30),
+        memory=Memory(40 * MIB, 40 * MIB, 32 * MIB, 12 * MIB, 0, 80 * 2**30),
         seconds={"trace": 0.25, "lower": 0.5, "compile": 4.0, "receipt": 0.125},
         **changed,
     )
@@ -87,7 +90,7 @@ def test_it_fits_100_columns(name):
 
 def test_no_collectives():
     found = text(receipt(module("ROOT %x = f32[8]{0} add(%param.1, %param.1)")))
-    assert "no collectives: every device computes on its own" in found
+    assert "no collectives: no device needs anything of another one" in found
     assert "in flight" not in found and "Overlap" not in found
 
 
@@ -163,8 +166,10 @@ def test_json_holds_all_of_it():
         "removed",
     ]
     assert found["asked"][0]["count"] == 8
-    every = Links(**found["links"])
-    assert every == sum((Links(**c["links"]) for c in found["collectives"]), Links(0, 0))
+    for link, every in found["links"].items():
+        assert every == sum(c["links"][link] for c in found["collectives"])
+    # A ring's two crossings.
+    assert found["busiest"]["network"] * 2 == pytest.approx(found["links"]["network"], abs=2)
 
 
 def test_json_of_hlo_alone():

@@ -11,7 +11,7 @@ from collc.receipts.hlo import (
     CollectivePermute,
     ReduceScatter,
 )
-from collc.receipts.spans import Links, canonical, everywhere, links, spanned
+from collc.receipts.spans import canonical, everywhere, sent, spanned
 
 MESH = {"host": 2, "gpu": 4}
 HOSTS = np.repeat([0, 1], 4)
@@ -91,4 +91,12 @@ def test_partners_in_all_slices():
     ],
 )
 def test_links(collective, expected):
-    assert links(collective, HOSTS) == Links(*expected)
+    assert tuple(sent(collective, HOSTS).sum(axis=1).round()) == expected
+
+
+def test_each_device_sends_its_own():
+    star = made(CollectivePermute, ((0, 1), (0, 4), (5, 4)), count=2)
+    assert sent(star, HOSTS).tolist() == [[64, 0, 0, 0, 0, 64, 0, 0], [64, 0, 0, 0, 0, 0, 0, 0]]
+    # The ring through all leaves a host at its last device.
+    network = sent(made(AllReduce, ALL), HOSTS)[1]
+    assert network.tolist() == [0, 0, 0, 56, 0, 0, 0, 56]

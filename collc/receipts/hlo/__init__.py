@@ -10,6 +10,7 @@ from collc.receipts.hlo.collectives import CollectiveBroadcast as CollectiveBroa
 from collc.receipts.hlo.collectives import CollectivePermute as CollectivePermute
 from collc.receipts.hlo.collectives import RaggedAllToAll as RaggedAllToAll
 from collc.receipts.hlo.collectives import ReduceScatter as ReduceScatter
+from collc.receipts.hlo.collectives import Reducing as Reducing
 from collc.receipts.hlo.collectives import count as count
 from collc.receipts.hlo.module import Module as Module
 from collc.receipts.hlo.module import parse as parse

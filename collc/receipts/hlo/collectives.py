@@ -49,6 +49,11 @@ class Collective:
         return sum(Array(dtype, shape).bytes for dtype, shape in results)
 
     @property
+    def wire(self) -> str:
+        """The dtypes of the results, each once, joined by +."""
+        return "+".join(dict.fromkeys(self.dtypes))
+
+    @property
     def partners(self) -> tuple[tuple[int, ...], ...]:
         """Who takes part together: the groups, or a permute's (source, target) pairs."""
         raise NotImplementedError

@@ -117,10 +117,10 @@ class Instruction:
         known = self.config.get("known_trip_count")
         if known is None:
             return None
-        try:
-            return int(known["n"])
-        except (KeyError, TypeError, ValueError):
-            raise self.error(f"its known_trip_count cannot be read. {REPORT}") from None
+        written = known.get("n") if isinstance(known, dict) else None
+        if not isinstance(written, str) or not re.fullmatch(r"\d{1,18}", written, re.ASCII):
+            raise self.error(f"its known_trip_count cannot be read. {REPORT}")
+        return int(written)
 
     def attribute(self, key: str) -> str:
         """The value of an attribute and what follows it."""

@@ -71,6 +71,12 @@ class Module:
         """False if more may run: in a loop of unknown trip count, or another branch."""
         return self.workload.total.exact
 
+    @cached_property
+    def constants(self) -> int:
+        """Bytes of the arrays that are part of the program itself, on each device."""
+        each = (i for c in self.text.computations.values() for i in c if i.opcode == "constant")
+        return sum(i.bytes for i in each if i.results[0].shape)
+
     def buffers(self, k: int) -> tuple[Buffer, ...]:
         """The k largest arrays that the program makes or is given, largest first."""
         return self.workload.buffers(k)
@@ -83,6 +89,7 @@ def parse(text: str) -> Module:
       HloError: see `parse_hlo`. `Module.flops` raises it too, for a product that it cannot read.
     """
     parsed = read(text)
+    _check_partitioned(parsed)
     workload = Workload(parsed)
     cuda = any(marked in text for marked in _CUDA)
     return Module(
@@ -95,6 +102,23 @@ def parse(text: str) -> Module:
         workload=workload,
     )
 
+
+def _check_partitioned(text: Text) -> None:
+    """Refuses what XLA's partitioner has yet to put collectives into."""
+    if text.scheduled:
+        return
+    for computation in text.computations.values():
+        for i in computation:
+            target = _TARGET.search(i.line) if i.opcode == "custom-call" else None
+            asks = bool(target) or (i.opcode != "parameter" and ", sharding=" in i.rest)
+            if asks:
+                raise i.error(
+                    "this is HLO from before partitioning: its collectives are not in it yet. Pass"
+                    " compiled.as_text(), or the after_optimizations.txt of --xla_dump_to."
+                )
+
+
+_TARGET = re.compile(r'custom_call_target="(?:Sharding|SPMD\w+|xla\.sdy[\w.]*)"')
 
 # What XLA:GPU leaves in a text: the first in its header, the others in configurations.
 _CUDA = ("fingerprint_before_lhs=", '"operation_queue_id":', '"collective_backend_config":')
@@ -161,7 +185,12 @@ class _Reader:
         if base == "conditional":
             return _chosen(instruction, [branch for _, branch in found])
         inner = [c for times, run in found for c in _repeated(instruction, run, times)]
-        if inner and instruction.starts and asynchronous(instruction):
+        if not inner or not instruction.starts:
+            return inner
+        # XLA:GPU configures the wrapper, not what is in it.
+        kernel = self._kernel(instruction)
+        inner = [replace(c, kernel=c.kernel or kernel) for c in inner]
+        if asynchronous(instruction):
             work = self._beside(computation, instruction)
             return [replace(c, asynchronous=True, beside=work) for c in inner]
         return inner

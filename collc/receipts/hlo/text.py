@@ -50,7 +50,7 @@ def read(text: str) -> Text:
     """
     refuse(text)
     reader = _Reader()
-    for number, line in enumerate(text.split("\n"), start=1):
+    for number, line in enumerate(text.removeprefix("\ufeff").split("\n"), start=1):
         reader.line(number, line.rstrip())
     return reader.done()
 
@@ -135,7 +135,11 @@ class _Reader:
 def _instruction(number: int, line: str, clean: str) -> Instruction:
     found = _INSTRUCTION.match(clean)
     if not found or not _balanced(clean):
-        raise error(number, line, f"collc cannot read this as an instruction. {REPORT}")
+        raise error(
+            number,
+            line,
+            f"collc cannot read this as an instruction: is the text cut short? {REPORT}",
+        )
     _, name, written, opcode, rest = found.groups()
     inside, rest = _operands(rest)
     if rest and not rest.startswith(", "):

@@ -24,11 +24,20 @@ from collc.receipts.pods import pod
 
 # What both supported versions of jax know, and collc and its tests set themselves.
 _SAFE = re.compile(
-    r"--xla_force_host_platform_device_count=[0-9]{1,4}"
+    r"--xla_force_host_platform_device_count=[0-9]{1,3}"
     r"|--xla_cpu_collective_call_(terminate|warn_stuck)_timeout_seconds=[0-9]{1,6}",
     re.ASCII,
 )
 _SECONDS = 120.0  # for a process that only starts jax
+
+
+def untuned() -> dict[str, str]:
+    """The compile options without which XLA would compile candidates for seconds, and time none.
+
+    None where ``XLA_FLAGS`` say themselves how to tune.
+    """
+    name = "xla_gpu_autotune_level"
+    return {} if name in os.environ.get("XLA_FLAGS", "") else {name: "0"}
 
 
 def parse_options(texts: Iterable[str]) -> dict[str, str | bool]:

@@ -76,6 +76,8 @@ def pod(
     sizes do not fit each other, for a target that does not exist or is not well formed, and where
     jax's CUDA plugin or ptxas is missing: ``pip install "collc[pods]"``.
     """
+    if not isinstance(target, str | os.PathLike) or isinstance(target, bytes):
+        raise PodError(f"a pod takes the name of a target or a file, not {target!r}")
     chosen = targets.find(target)
     shape = _shape(chosen, axes, hosts, gpus, domain)
     kinds = _axis_types(axis_types, len(shape.axes))
@@ -171,6 +173,11 @@ def _shape(
         )
     if total > MOST_RANKS:
         raise PodError(f"{total:,} GPUs are more than the {MOST_RANKS:,} of the largest pod.")
+    if domain is None and gpus > target.gpus_per_domain:
+        raise PodError(
+            f"hosts of {gpus} GPUs: NVLink connects {target.gpus_per_domain} of {target.name}. Are "
+            f"hosts and gpus the wrong way round? If there are such hosts, say domain={gpus}."
+        )
     if domain is None:
         # A host with another number of GPUs is another machine; a rack with another number of hosts
         # is a part of one.
@@ -216,7 +223,7 @@ def _shown(axes: Mapping[str, int]) -> str:
 def _axis_types(kinds: Any, count: int) -> tuple[AxisType, ...]:
     if kinds is None or isinstance(kinds, AxisType):
         return (kinds or AxisType.Auto,) * count
-    kinds = tuple(kinds)
+    kinds = tuple(kinds) if isinstance(kinds, Sequence) else (kinds,)
     if len(kinds) != count or not all(isinstance(kind, AxisType) for kind in kinds):
         raise PodError(
             f"axis_types has to be one jax.sharding.AxisType, or one for each of {count} axes, not "
