@@ -41,7 +41,7 @@ class HloError(CollcError):
 
 
 class PodError(CollcError):
-    """A pod that cannot be compiled for: its shape, its target, or what has to be installed."""
+    """A pod that cannot be compiled for: its shape, its target, XLA's flags, or what is not installed."""
 
 
 class ReceiptError(CollcError, AssertionError):

@@ -4,7 +4,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,45 +80,45 @@ def sent(collective: Collective, domains: NDArray[np.int64]) -> NDArray[np.float
     """What each device sends in all executions: over NVLink in row 0, over the network in row 1.
 
     ``domains``: the domain of each device, [devices]. Returns bytes, [2, devices]. Pairs are exact.
-    Of a group it is what NCCL's ring moves, led through each domain once: each device sends
-    2(n - 1)/n of the buffer to the next one in an all-reduce, (n - 1)/n of the whole in a
-    reduce-scatter or an all-gather, all of it in a broadcast, but for the last. In an all-to-all each
-    sends 1/n of the buffer to each; XLA's one-shot kernel sends the whole buffer to each.
+    Of a group it is what NCCL's rings move, led through each domain once: 2(n - 1)/n of the buffer
+    over each of n hops in an all-reduce, (n - 1)/n of the whole in a reduce-scatter or an all-gather,
+    all of it over n - 1 hops in a broadcast; the devices of a domain share that alike, since there are
+    as many rings as NICs, and each leaves by another device. In an all-to-all each device sends 1/n
+    of the buffer to each; XLA's one-shot kernel sends the whole buffer to each.
     """
     moved = np.zeros((2, len(domains)))
     if isinstance(collective, CollectivePermute):
-        hops = [(a, b) for a, b in collective.pairs if a != b]
-        each = float(collective.bytes)
-    else:
-        n = max((len(g) for g in collective.partners), default=1)
-        everyone = "all-to-all" in collective.kind or collective.kernel == "one-shot"
-        hops = [h for g in collective.partners for h in _hops(collective, g, domains, everyone)]
-        each = collective.bytes * _share(collective, n, everyone)
-    if hops:
-        src, dst = np.array(hops).T
-        np.add.at(moved, ((domains[src] != domains[dst]).astype(int), src), each)
+        hops = np.array([pair for pair in collective.pairs if pair[0] != pair[1]], np.int64)
+        if hops.size:
+            src, dst = hops.T
+            over = (domains[src] != domains[dst]).astype(int)
+            np.add.at(moved, (over, src), float(collective.bytes))
+        return moved * collective.count
+    everyone = "all-to-all" in collective.kind or collective.kernel == "one-shot"
+    for group in collective.partners:
+        members, n = np.array(group), len(group)
+        own, inverse, alike = np.unique(domains[members], return_inverse=True, return_counts=True)
+        k = alike[inverse]  # the devices of the group in each one's domain
+        if everyone:
+            each = collective.bytes * (1 / n if "all-to-all" in collective.kind else 1.0)
+            moved[0, members] += (k - 1) * each
+            moved[1, members] += (n - k) * each
+            continue
+        each = collective.bytes * _share(collective.kind, n)
+        leaves = np.full(n, float(len(own) > 1))
+        if collective.kind == "collective-broadcast":
+            leaves[inverse == len(own) - 1] = 0.0  # nothing goes on from the last
+        closed = len(own) == 1 and collective.kind != "collective-broadcast"
+        moved[0, members] += each * (1.0 if closed and n > 1 else (k - 1) / k)
+        moved[1, members] += each * leaves / k
     return moved * collective.count
 
 
-def _hops(
-    collective: Collective, group: tuple[int, ...], domains: NDArray[np.int64], everyone: bool
-) -> list[tuple[int, int]]:
-    """Who sends to whom in a group."""
-    if everyone:
-        return [(a, b) for a in group for b in group if a != b]
-    ring = sorted(group, key=lambda d: (domains[d], d))
-    chain = list(pairwise(ring))
-    closes = collective.kind != "collective-broadcast" and len(ring) > 1
-    return [*chain, (ring[-1], ring[0])] if closes else chain
-
-
-def _share(collective: Collective, n: int, everyone: bool) -> float:
-    """What goes over one hop, of the bytes of the result."""
-    if everyone:
-        return 1 / n if "all-to-all" in collective.kind else 1.0
+def _share(kind: str, n: int) -> float:
+    """What goes over one hop of a ring, of the bytes of the result."""
     return {
         "all-reduce": 2 * (n - 1) / n,
         "all-gather": (n - 1) / n,
         "reduce-scatter": n - 1,  # of which the result is 1/n
         "collective-broadcast": 1.0,
-    }[collective.kind]
+    }[kind]

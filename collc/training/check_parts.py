@@ -17,7 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from collc.training.check_rules import OURS, Collective, Scope
+from collc.lowering.primitive import OURS
+from collc.training.check_rules import Collective, Scope
 from collc.training.check_values import opened
 
 Elided = tuple[list[Any], dict[Any, Any]]

@@ -11,6 +11,7 @@ import jax
 
 from collc.errors import StepError
 from collc.lowering import sync
+from collc.lowering.primitive import OURS
 from collc.training.check_values import (
     Value,
     Where,
@@ -38,7 +39,6 @@ _LAX = {
     "ragged_all_to_all": ("ragged_all_to_all", "axis_name", None, DIFFERS),
     "ppermute": ("ppermute", "axis_name", None, PERMUTES),  # pshuffle too
 }
-OURS = "collc_collective"
 _KINDS = {
     "all_reduce": (True, SAME),
     "reduce_scatter": (True, DIFFERS),

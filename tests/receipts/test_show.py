@@ -168,8 +168,7 @@ def test_json_holds_all_of_it():
     assert found["asked"][0]["count"] == 8
     for link, every in found["links"].items():
         assert every == sum(c["links"][link] for c in found["collectives"])
-    # A ring's two crossings.
-    assert found["busiest"]["network"] * 2 == pytest.approx(found["links"]["network"], abs=2)
+    assert found["busiest"]["network"] * 16 == pytest.approx(found["links"]["network"], abs=16)
 
 
 def test_json_of_hlo_alone():

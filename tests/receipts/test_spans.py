@@ -97,6 +97,6 @@ def test_links(collective, expected):
 def test_each_device_sends_its_own():
     star = made(CollectivePermute, ((0, 1), (0, 4), (5, 4)), count=2)
     assert sent(star, HOSTS).tolist() == [[64, 0, 0, 0, 0, 64, 0, 0], [64, 0, 0, 0, 0, 0, 0, 0]]
-    # The ring through all leaves a host at its last device.
-    network = sent(made(AllReduce, ALL), HOSTS)[1]
-    assert network.tolist() == [0, 0, 0, 56, 0, 0, 0, 56]
+    # A ring leaves each host once, each of several by another device.
+    assert sent(made(AllReduce, ALL), HOSTS).tolist() == [[42.0] * 8, [14.0] * 8]
+    assert sent(made(CollectiveBroadcast, ALL), HOSTS)[1].tolist() == [8.0] * 4 + [0.0] * 4
