@@ -41,7 +41,7 @@ class HloError(CollcError):
 
 
 class PodError(CollcError):
-    """A pod that cannot be compiled for: its shape, its target, XLA's flags, or what is not installed."""
+    """A pod that cannot be compiled for: its shape, its target, XLA's flags, what is missing."""
 
 
 class ReceiptError(CollcError, AssertionError):

@@ -60,6 +60,11 @@ class Compiler:
         if against is Against.BLUECONNECT:
             hardware = pods.describe(self.mesh)
             assert hardware is not None
+            if self.mesh.size == hardware.gpus:
+                raise DataError(
+                    "--against blueconnect has no effect on one host: there is nothing to split by "
+                    "host. Drop it, or choose a larger --pod."
+                )
             options[BLUECONNECT] = str(hardware.gpus)
         return self._compiled(native, options)
 

@@ -59,6 +59,8 @@ def _name(file: str) -> str:
 def _read(file: str) -> str:
     """The text of a file. Raises HloError where it is none."""
     path = Path(file)
+    if file == "-" and sys.stdin is None:
+        raise HloError("standard input is closed. Name a file.")
     if file != "-" and path.is_dir():
         raise HloError(
             f"{file} is a folder. Name one file in it: those that end in .txt hold HLO text."

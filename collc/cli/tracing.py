@@ -8,7 +8,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from collc.cli.steps import Source, blamed, called
-from collc.errors import DataError, StepError, nearest
+from collc.errors import DataError, PlanError, StepError, nearest
 from collc.planning.plan import Plan
 from collc.training.kinds import rank_axes
 from collc.training.modules import is_module
@@ -42,8 +42,13 @@ def traced(
     }
     run = _jitted(source, placed, plan, split, donate)
     args, kwargs = called(source, placed)
-    with blamed(source.path, f"{source.name} does not trace"), jax.set_mesh(mesh):
-        return run.trace(*args, **kwargs)
+    try:
+        with blamed(source.path, f"{source.name} does not trace"), jax.set_mesh(mesh):
+            return run.trace(*args, **kwargs)
+    except PlanError as e:
+        if plan is not None:
+            raise
+        raise PlanError(f"{e} Here a plan is given as --plan gpu=ring,host=tree.") from e
 
 
 def refuse_decorated(source: Source, plan: bool) -> None:
@@ -147,5 +152,7 @@ def _placed(where: str, x: Any, mesh: Mesh, usual: NamedSharding | None) -> Any:
             )
     else:
         sharding = usual
+    if sharding is usual and usual is not None and len(usual.spec) > len(x.shape):
+        sharding = NamedSharding(mesh, PartitionSpec())  # the step itself refuses such a batch
     weak = getattr(x, "weak_type", False)
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding, weak_type=weak)

@@ -90,6 +90,10 @@ def s_other():
     return {"w": jax.ShapeDtypeStruct((64,), jnp.float32, sharding=here), "x": W}
 
 
+def s_scalar():
+    return {"w": W, "x": jax.ShapeDtypeStruct((), jnp.float32)}
+
+
 def s_bare(mesh):
     return {"w": W, "x": jax.ShapeDtypeStruct((16, 64), jnp.float32, sharding=P(mesh.axis_names))}
 
@@ -248,6 +252,12 @@ def test_options_without_effect_and_names_of_nothing(refused, steps, args, words
         (["s.py:step", *POD, "--shapes", "s_raises"], "s_raises cannot make the shapes: Zero"),
         (["s.py:step", *POD, "--shapes", "s_other"], "w is sharded over another mesh"),
         (["s.py:step", *POD, "--shapes", "s_bare"], "x is sharded by a PartitionSpec alone"),
+        (["s.py:step", *POD, *PLAN, "--split", "x", "--shapes", "s_scalar"], "it is a scalar"),
+        (["s.py:step", *POD], "Here a plan is given as --plan gpu=ring,host=tree"),
+        (
+            ["s.py:plain", "--pod", "h100:1x8", "--against", "blueconnect"],
+            "--against blueconnect has no effect on one host",
+        ),
         (["s.py:raises", *POD], "raises does not trace: TracerBoolConversionError"),
         (["s.py:plain", *POD, "--donate", "q"], "--donate names 'q', which is no argument of"),
         (["s.py:jitted", *POD, *PLAN, "--split", "x"], "is jitted already"),
