@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from collc.lowering.account import Asked, bits, title
+from collc.lowering.sends import Asked, bits, title
 from collc.receipts.hlo import Collective
 from collc.receipts.matching import Matching, Piece, Split
 from collc.receipts.measures import size

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from collc.lowering.account import title
+from collc.lowering.sends import title
 from collc.receipts.measures import size
 from collc.receipts.overlap import beside
 from collc.receipts.receipt import Entry, Receipt

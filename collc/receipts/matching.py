@@ -6,7 +6,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from collc.lowering.account import LAX, Asked
+from collc.lowering.account import LAX
+from collc.lowering.sends import Asked
 from collc.receipts.hlo import Collective, CollectivePermute, Reducing
 from collc.receipts.spans import canonical, everywhere, spanned
 

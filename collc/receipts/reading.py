@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding
 from collc.errors import DataError, HloError, MeshError
 from collc.language.ir import integer
 from collc.lowering import account
-from collc.lowering.account import Asked
+from collc.lowering.sends import Asked
 from collc.receipts import pods
 from collc.receipts.compare import compare
 from collc.receipts.hlo import Collective, Module, parse

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from collc.errors import DataError, ReceiptError, nearest
 from collc.language.ir import integer
-from collc.lowering.account import Asked, hlo_dtype
+from collc.lowering.sends import Asked, hlo_dtype
 from collc.receipts.compare import UNPLANNED, Difference
 from collc.receipts.hlo import KINDS, Collective, Module, count
 from collc.receipts.hlo.work import Buffer

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, replace
 
-from collc.lowering.account import title
+from collc.lowering.sends import title
 from collc.receipts.receipt import By, Entry, Receipt
 
 

@@ -15,7 +15,8 @@ from collc.language.library import contents, load, modules
 from collc.language.parse import parse
 from collc.language.states import KINDS
 from collc.lowering import primitive
-from collc.lowering.account import Asked, asked
+from collc.lowering.account import asked
+from collc.lowering.sends import Asked
 from collc.lowering.wire import Cast, Plain
 
 cases = load(Path(__file__).parent / "cases.py")

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from collc.lowering.account import Asked
+from collc.lowering.sends import Asked
 from collc.receipts.compare import compare
 from collc.receipts.hlo import AllGather, AllReduce, AllToAll, CollectivePermute, ReduceScatter
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from collc.lowering.account import Asked
+from collc.lowering.sends import Asked
 from collc.receipts.against import side_by_side
 from collc.receipts.compare import compare
 from collc.receipts.export import annotated, as_json
