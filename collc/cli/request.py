@@ -43,6 +43,14 @@ class Request:
     def check(self) -> None:
         """Raises DataError for an option that would have no effect, StepError for what is no step."""
         if self.model:
+            from collc.training.abstract import FAMILIES
+
+            family, _, name = self.step.rpartition(":")
+            if family not in FAMILIES:
+                raise DataError(
+                    f"there is no model {family!r}: {', '.join(FAMILIES)} is one. A step of a file is "
+                    f"named with its ending, as {family}.py:{name}."
+                )
             _refuse(
                 (("--split", self.split), ("--donate", self.donate), ("--shapes", self.shapes)),
                 f"the step of a model, {self.step}, which says itself what is its batch and what is "

@@ -204,6 +204,7 @@ def test_hlo_that_is_not_there(refused, tmp_path):
     "args, words",
     [
         (["nowhere.py:f"], "there is no file nowhere.py"),
+        (["s:step", "--split", "x"], "A step of a file is named with its ending, as s.py:step"),
         (["s.py"], "'s.py' names no step. Write path/to/file.py:function"),
         (["s.py:a.b"], "names no step"),
         (["s.py:step", "--json", "--hlo"], "Drop one of them"),
