@@ -24,17 +24,12 @@ LAX = {
 
 
 def asked(jaxpr: Any) -> tuple[Asked, ...]:
-    """What a traced program asks for in one call, equal ones counted together.
+    """What a traced program asks for in one call, in the order of the program.
 
     ``jaxpr``: of ``jax.jit(step).trace(...)``, or of ``jax.make_jaxpr``. Loops multiply. Of a
     conditional the branch that sends most counts, all but which a receipt refuses anyway.
     """
-    total: dict[Asked, int | None] = {}
-    for one in _walk(jaxpr, 1, _Mesh()):
-        key = replace(one, count=None)
-        so_far = total.get(key, 0)
-        total[key] = None if so_far is None or one.count is None else so_far + one.count
-    return tuple(replace(key, count=n) for key, n in total.items())
+    return tuple(_walk(jaxpr, 1, _Mesh()))
 
 
 class _Mesh(NamedTuple):

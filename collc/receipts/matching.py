@@ -3,7 +3,7 @@
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from collc.lowering.account import LAX
@@ -31,6 +31,11 @@ class Piece:
     left: int
     served: list[tuple[Asked, int]] = field(default_factory=list)
     joined: bool = False
+
+    @property
+    def width(self) -> int:
+        """How many devices are in a group."""
+        return len(self.collective.partners[0]) if self.collective.partners else 1
 
 
 @dataclass
@@ -105,54 +110,49 @@ class Matching:
     def joined(self) -> None:
         """Finds requests that lie end to end in one array, as XLA combines small ones."""
         for p in self.pieces:
-            if not p.left:
+            if p.left:
+                fit = [r for r in self.requests if r.among == p.among]
+                chosen = _adding_up(fit, p.elements, p.dtype, p.left)
+                if len(chosen) > 1:
+                    n, p.left, p.joined = p.left, 0, True
+                    for r in chosen:
+                        r.left -= n
+                        p.served.append((r.asked, n))
+
+    def split(self) -> list[Split]:
+        """Finds what requests have become: all-reduces in levels, or operations of their scope."""
+        return [*self._in_levels(), *self._otherwise()]
+
+    def _in_levels(self) -> Iterator[Split]:
+        """All-reduces in levels, of one request or of several that XLA has put end to end before."""
+        outer = [p for p in self.pieces if p.among[0] == "reduce-scatter"]
+        for first in sorted(outer, key=lambda p: -p.elements * p.width):
+            free = [p for p in self.pieces if p.left == first.left and not p.served]
+            own = _levels(first, free) if first in free else []
+            if not own:
                 continue
+            axes = {axis for p in own for axis in p.axes}
             fit = [
                 r
                 for r in self.requests
-                if r.missing >= p.left
-                and r.asked.elements <= p.elements
-                and (r.asked.dtype, r.among) == (p.dtype, p.among)
+                if r.among[:2] == ("all-reduce", first.among[1]) and set(r.asked.axes) == axes
             ]
-            # Each as often as it is left, for each execution of the piece.
-            copies = [r for r in fit for _ in range(min(r.missing // p.left, _MOST_COPIES))]
-            chosen = _summing([r.asked.elements for r in copies], p.elements)
-            if len(chosen) < 2:
+            if chosen := _adding_up(fit, first.elements * first.width, first.dtype, first.left):
+                yield self._became(chosen, own, first.left)
+
+    def _otherwise(self) -> Iterator[Split]:
+        """Operations of a request's scope, of another kind, or in pieces that make up the whole."""
+        for r in self.requests:
+            if not r.missing:
                 continue
-            n, p.left, p.joined = p.left, 0, True
-            for i in chosen:
-                copies[i].left -= n
-                p.served.append((copies[i].asked, n))
-
-    def split(self) -> list[Split]:
-        """Finds what requests have become: an all-reduce in levels, or operations of its scope.
-
-        XLA may put several all-reduces end to end before it splits what they make.
-        """
-        found = []
-        for r in self.requests:
-            free = self._free(r.asked.axes) if r.missing else []
-            own = _levels(r.asked, r.asked.elements, free)
-            own = own or [p for p in free if bears(p.collective, r.asked)]
+            free = [p for p in self.pieces if p.left and not p.served]
+            free = [p for p in free if set(p.axes) <= set(r.asked.axes)]
+            named = [p for p in free if bears(p.collective, r.asked)]
+            own = [p for p in named if p.among[0] != r.among[0]]
+            if sum(p.elements * p.left for p in named) == r.asked.elements * r.missing:
+                own = named
             if own:
-                found.append(self._became([r], own, r.missing))
-        for r in self.requests:
-            for last in self._free(r.asked.axes) if r.missing else []:
-                alike = [q for q in self.requests if q.missing and q.among == r.among]
-                alike = [q for q in alike if q.asked.dtype == r.asked.dtype]
-                chosen = _summing([q.asked.elements for q in alike], last.elements)
-                free = self._free(r.asked.axes)
-                own = _levels(r.asked, last.elements, free) if len(chosen) > 1 else []
-                if own:
-                    several = [alike[i] for i in chosen]
-                    n = min(q.missing for q in several)
-                    found.append(self._became(several, own, n))
-                    break
-        return found
-
-    def _free(self, axes: tuple[str, ...]) -> list[Piece]:
-        """The pieces that nothing is known of, over no other axes than these."""
-        return [p for p in self.pieces if p.left and not p.served and set(p.axes) <= set(axes)]
+                yield self._became([r], own, r.missing)
 
     def _became(self, requests: Sequence[Request], own: Sequence[Piece], n: int) -> Split:
         split = Split(tuple(r.asked for r in requests), tuple((p, p.left) for p in own), n)
@@ -232,33 +232,62 @@ def called(op_name: str) -> str:
     return name if name in LAX and "collc/" not in op_name else ""
 
 
-def _levels(asked: Asked, whole: int, free: Sequence[Piece]) -> list[Piece]:
-    """The operations that an all-reduce of so many elements consists of in levels: scatters, a sum,
-    gathers. [] if there are none.
+def _levels(first: Piece, free: Sequence[Piece]) -> list[Piece]:
+    """The operations of an all-reduce in levels whose outermost scatter is the first; [] if none.
 
-    XLA gives those that it makes itself no name: each has to take up what the one before it left.
+    Scatters, a sum, and as many gathers: XLA gives those that it makes itself no name, so each has to
+    take up what the one before it left. ``free``: pieces that run as often.
     """
-    if asked.kind != "all-reduce":
-        return []
-    chain: list[Piece] = []
-    elements = whole
-    for kind in ("reduce-scatter", "all-reduce", "all-gather"):
-        for p in free:
-            width = len(p.collective.partners[0])
-            taken = {
-                "reduce-scatter": p.elements * width,
-                "all-reduce": p.elements,
-                "all-gather": p.elements // width,
-            }
-            done = bool(chain) and elements == whole
-            fits = (p.collective.kind, p.dtype) == (kind, asked.dtype) and taken[kind] == elements
-            if fits and not done:
-                chain.append(p)
-                elements = p.elements
-    return chain if len(chain) > 1 and elements == whole else []
+    reduction, dtype = first.among[1], first.dtype
+    chain = [first]
+    while True:
+        here = chain[-1].elements
+        rest = [p for p in free if p.dtype == dtype and not any(p is q for q in chain)]
+        alike = [p for p in rest if p.among[1] == reduction]
+        sums = [p for p in alike if p.among[0] == "all-reduce" and p.elements == here]
+        for middle in sums[:1]:
+            if gathers := _gathers(chain, [p for p in rest if p.among[0] == "all-gather"]):
+                return [*chain, middle, *gathers]
+        deeper = [
+            p for p in alike if p.among[0] == "reduce-scatter" and p.elements * p.width == here
+        ]
+        if not deeper:
+            return []
+        chain.append(deeper[0])
 
 
-_MOST_COPIES, _MOST_SUMS = 256, 4096
+def _gathers(scatters: Sequence[Piece], free: Sequence[Piece]) -> list[Piece]:
+    """The gathers that undo the scatters, from the innermost to the outermost; [] if some lack."""
+    found: list[Piece] = []
+    for scatter in reversed(scatters):
+        whole = scatter.elements * scatter.width
+        fit = [
+            p
+            for p in free
+            if (p.elements, p.width) == (whole, scatter.width) and not any(p is q for q in found)
+        ]
+        if not fit:
+            return []
+        found.append(fit[0])
+    return found
+
+
+_MOST = 24  # requests among which any that add up are sought, not neighbours alone
+
+
+def _adding_up(requests: Sequence[Request], total: int, dtype: str, n: int) -> list[Request]:
+    """Requests, n executions of each, that together have so many elements; [] if none do.
+
+    One alone before several, neighbours in the program before others.
+    """
+    fit = [r for r in requests if r.left >= n and r.asked.dtype == dtype]
+    fit = [r for r in fit if r.asked.elements <= total]
+    if alone := [r for r in fit if r.asked.elements == total]:
+        return alone[:1]
+    # A request that is left more often can stand there more often.
+    copies = [r for r in fit for _ in range(min(r.missing // n, _MOST) or 1)]
+    chosen = _summing([r.asked.elements for r in copies], total)
+    return [copies[i] for i in chosen]
 
 
 def _summing(numbers: Sequence[int], total: int) -> tuple[int, ...]:
@@ -274,9 +303,13 @@ def _summing(numbers: Sequence[int], total: int) -> tuple[int, ...]:
         if upto - total in ends:
             return tuple(range(ends[upto - total], end))
         ends[upto] = end
+    if len(numbers) > _MOST:
+        return ()
     reached: dict[int, tuple[int, ...]] = {0: ()}
     for i, n in enumerate(numbers):
         for upto, chosen in list(reached.items()):
-            if upto + n <= total and len(reached) < _MOST_SUMS:
+            if upto + n <= total:
                 reached.setdefault(upto + n, (*chosen, i))
+            if len(reached) > 1 << 16:
+                return ()
     return reached.get(total, ())

@@ -170,6 +170,81 @@ def test_merged_and_then_split_in_levels():
     assert differences(asked, found) == [("split", 1, ("a", "b", "c"))]
 
 
+def levels(name, elements, count=1, reduction="add"):
+    """What blueconnect makes of an all-reduce over both axes."""
+    own = [
+        made(ReduceScatter, f"{name}1", elements // 2, GPU, count=count),
+        made(AllReduce, f"{name}2", elements // 2, HOST, count=count),
+        made(AllGather, f"{name}3", elements, GPU, count=count),
+    ]
+    return [
+        c if c.kind == "all-gather" else dataclasses.replace(c, reduction=reduction) for c in own
+    ]
+
+
+BOTH = ("host", "gpu")
+
+
+def test_two_of_one_size_in_levels_are_two():
+    asked = [all_reduce(BOTH, 8), all_reduce(BOTH, 8)]
+    assert differences(asked, [*levels("a", 8), *levels("b", 8)]) == [
+        ("split", 1, ("a1", "a2", "a3")),
+        ("split", 1, ("b1", "b2", "b3")),
+    ]
+    assert differences(asked, levels("a", 16)) == [("split", 1, ("a1", "a2", "a3"))]
+    assert differences([all_reduce(BOTH, 8, 2)], levels("a", 16)) == [
+        ("split", 1, ("a1", "a2", "a3"))
+    ]
+
+
+def test_levels_run_as_often_as_what_was_asked():
+    asked = [all_reduce(BOTH, 8, 5), all_reduce(BOTH, 8, 1)]
+    assert differences(asked, [*levels("a", 8, 5), *levels("b", 8)]) == [
+        ("split", 5, ("a1", "a2", "a3")),
+        ("split", 1, ("b1", "b2", "b3")),
+    ]
+
+
+def test_levels_of_a_sum_and_a_maximum():
+    asked = [all_reduce(BOTH, 8), dataclasses.replace(all_reduce(BOTH, 8), reduction="max")]
+    found = [*levels("a", 8), *levels("b", 8, reduction="max")]
+    compared = compare(asked, found, MESH)
+    assert [d.what for d in compared.differences] == ["split", "split"]
+    assert [own[0][0].reduction for own in compared.served] == ["add"] * 3 + ["max"] * 3
+
+
+def test_levels_over_fewer_axes_are_of_something_else():
+    asked = [all_reduce(BOTH, 8)]
+    found = [
+        made(ReduceScatter, "a", 4, HOST),
+        made(AllReduce, "b", 4, ((0, 2), (1, 3))),
+        made(AllGather, "c", 8, HOST),
+    ]
+    assert {d[0] for d in differences(asked, found)} == {"unplanned", "removed"}
+
+
+def test_layers_that_are_merged_one_by_one():
+    """XLA combines neighbours; what is equal in other layers is theirs."""
+    sizes = [7000, 10, 30, 11, 70]
+    asked = [all_reduce(("gpu",), n) for _ in range(40) for n in sizes]
+    found = [made(AllReduce, f"a{i}", sum(sizes), GPU) for i in range(40)]
+    compared = compare(asked, found, MESH)
+    assert [d.what for d in compared.differences] == ["merged"] * 40
+    assert all([a.elements for a, _ in own] == sizes for own in compared.served)
+
+
+def test_in_a_loop_that_nobody_can_count():
+    asked = [dataclasses.replace(all_reduce(BOTH, n), count=None) for n in (3, 5)]
+    assert differences(asked, [made(AllReduce, "a", 8, ALL, count=7)]) == [("merged", 7, ("a",))]
+    assert differences(asked, levels("a", 8, 7)) == [("split", 7, ("a1", "a2", "a3"))]
+
+
+def test_other_sizes_of_one_name_are_not_passed_off_as_a_split():
+    asked = [all_reduce(("gpu",), 16, 3)]
+    found = [made(AllReduce, "a", 20, GPU, count=3, op_name="jit(f)/psum")]
+    assert [d[0] for d in differences(asked, found)] == ["unplanned", "removed"]
+
+
 def test_split_never_takes_another_axis():
     asked = [all_reduce(("gpu",), 8)]
     found = [made(AllReduce, "a", 8, HOST, op_name="jit(f)/psum")]
