@@ -124,7 +124,9 @@ def of_schedule(
     m = -(-shape[0] // math.prod(dims.values()))
     m = -(-m // cut.grain) * cut.grain
     own = _Sender(cut, op, wire, math.prod(shape[1:]), dtype)
-    counted = Counter(own.walk(schedule.normal, m, dims))
+    counted: Counter[Asked] = Counter()
+    for one, times in own.walk(schedule.normal, m, dims):
+        counted[one] += times
     return [replace(a, count=n) for a, n in counted.items()]
 
 
@@ -138,8 +140,10 @@ class _Sender:
     rest: int
     dtype: Any
 
-    def walk(self, s: Schedule, m: int, dims: dict[str, int]) -> Iterator[Asked]:
-        """``dims``: how much of each axis a rank holds; changed as the schedule goes."""
+    def walk(self, s: Schedule, m: int, dims: dict[str, int]) -> Iterator[tuple[Asked, int]]:
+        """What is sent, and how often. ``dims``: how much of each axis a rank holds; changed as the
+        schedule goes.
+        """
         match s:
             case Leaf():
                 yield from self.leaf(s, math.prod(dims.values()) * m * self.rest)
@@ -155,7 +159,7 @@ class _Sender:
                     yield from self.walk(part, m // len(parts), ends)
                 dims.update(ends)
 
-    def leaf(self, leaf: Leaf, held: int) -> Iterator[Asked]:
+    def leaf(self, leaf: Leaf, held: int) -> Iterator[tuple[Asked, int]]:
         """``held``: elements of the operand that a rank holds before this leaf."""
         sizes = self.cut.sizes
         axes = tuple(a for a in sizes if a in leaf.axes and sizes[a] > 1)
@@ -166,19 +170,20 @@ class _Sender:
             kind, elements = _native(leaf, self.op, held, n)
             one = self.one(leaf, kind, axes, None, elements, self.dtype)
             reduces = kind in ("all-reduce", "reduce-scatter")
-            yield replace(one, reduction=_REDUCTIONS.get(self.op, "add") if reduces else "")
+            yield replace(one, reduction=_REDUCTIONS.get(self.op, "add") if reduces else ""), 1
             return
         program = expand(leaf, n)
         chunk = held
         if leaf.facing.before != "shard":
             chunk = held // (n if leaf.facing.scatters else program.chunks)
         order = [a for a in leaf.axes if sizes[a] > 1]
-        for src, dst, width in _messages(leaf, program):
+        for src, dst, width, times in _messages(leaf, program):
             pairs = np.stack([src, dst], axis=1).tolist()
             edges = in_mesh_order(pairs, order, axes, sizes)
             value = jax.ShapeDtypeStruct((width * chunk,), self.dtype)
             for sent in jax.tree.leaves(jax.eval_shape(self.wire.pack, value)):
-                yield self.one(leaf, "collective-permute", axes, edges, sent.size, sent.dtype)
+                one = self.one(leaf, "collective-permute", axes, edges, sent.size, sent.dtype)
+                yield one, times
 
     def one(
         self,
@@ -192,21 +197,21 @@ class _Sender:
         return Asked(kind, axes, edges, hlo_dtype(dtype), elements, 1, scope_of(leaf), True)
 
 
-def _messages(leaf: Leaf, program: Program) -> Iterator[tuple[Ints, Ints, int]]:
-    """Each round's sources, destinations, and the most chunks that one pair exchanges."""
+def _messages(leaf: Leaf, program: Program) -> Iterator[tuple[Ints, Ints, int, int]]:
+    """Sources, destinations, the most chunks that one pair exchanges, and in how many rounds so."""
     names = permutation(leaf.relabels, program.n)
     if program.orbit:
         src = ranks(program.n)
-        for step in messages(program):
-            for message in step:
-                dst = (src + message.distance) % program.n
-                yield names[src], names[dst], len(message.sends)
+        # All rounds of a ring are alike: what is written out of one is that of all.
+        alike = Counter((m.distance, len(m.sends)) for step in messages(program) for m in step)
+        for (distance, width), times in alike.items():
+            yield names[src], names[(src + distance) % program.n], width, times
         return
     moved = relabelled(program, names)
     for round in rounds(moved):
         sends = moved.dense(round.sends)
         pairs, width = np.unique(sends.src * program.n + sends.dst, return_counts=True)
-        yield pairs // program.n, pairs % program.n, int(width.max())
+        yield pairs // program.n, pairs % program.n, int(width.max()), 1
 
 
 _NATIVE: dict[str, tuple[str, Callable[[int, int], int]]] = {
