@@ -1,19 +1,10 @@
 """What runs beside a collective, and how many are under way at once."""
 
-from pathlib import Path
-
 import pytest
 
-from collc.language.library import load
 from collc.receipts.hlo import parse
 
-written = load(Path(__file__).parent / "written.py")
-module, computation, loop, while_ = (
-    written.module,
-    written.computation,
-    written.loop,
-    written.while_,
-)
+from .written import computation, fixture, loop, module, while_
 
 KERNEL = computation("k", "ROOT %y = f32[8]{0} negate(%x)")
 SYNC = ', backend_config={"collective_backend_config":{"is_sync":true}}'
@@ -195,7 +186,7 @@ def test_in_flight_in_branches_and_calls():
 
 def test_printed_fsdp_step():
     """Backward, 0.10 gathers a layer's weights before and scatters its gradients after the rest."""
-    old, new = (parse(written.fixture(f"fsdp-cuda-{v}")) for v in ("0.10", "0.12"))
+    old, new = (parse(fixture(f"fsdp-cuda-{v}")) for v in ("0.10", "0.12"))
     assert (old.in_flight, new.in_flight) == (1, 1)
     assert [w.name for w in old.collectives[3].beside] == [
         "gemm_fusion_dot.7",

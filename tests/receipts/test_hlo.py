@@ -4,7 +4,6 @@ import contextlib
 import json
 import re
 from dataclasses import fields
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,16 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collc.errors import HloError
-from collc.language.library import load
 from collc.receipts.hlo import AllReduce, Collective, ReduceScatter, count, parse_hlo
 
-written = load(Path(__file__).parent / "written.py")
-module, computation, loop, while_ = (
-    written.module,
-    written.computation,
-    written.loop,
-    written.while_,
-)
+from .written import computation, loop, module, while_
 
 RING = tuple((r, (r + 1) % 8) for r in range(8))
 ALL = (tuple(range(8)),)
