@@ -40,6 +40,10 @@ class HloError(CollcError):
     """HLO text that collc does not understand and therefore refuses to count."""
 
 
+class MachineError(CollcError):
+    """A machine that cannot be: its text, its topology file, or what is to be priced on it."""
+
+
 class PodError(CollcError):
     """A pod that cannot be compiled for: its shape, its target, XLA's flags, what is missing."""
 

@@ -13,6 +13,7 @@ from collc.analysis import cache
 from collc.analysis.bounds import Bounds, bounds
 from collc.analysis.mesh import MOST_RANKS
 from collc.analysis.proof import Proof, prove
+from collc.analysis.strands import strands
 from collc.errors import MeshError, ProofError, ScheduleError, nearest
 from collc.language import states
 from collc.language.algebra import Beside, Leaf, Order, Schedule, Staggered, Then
@@ -156,9 +157,7 @@ def _certify(
     schedule: Schedule, sizes: tuple[tuple[str, int], ...], sources: tuple[object, ...]
 ) -> Certificate:
     size = dict(sizes)
-    scattered = {axis: state == states.SHARD for axis, (state, _) in schedule.type.before.items()}
-    leaves = list(_weighed(schedule.normal, size, Fraction(1), scattered))
-    proofs = [(leaf, proof_of(leaf, size), share) for leaf, share in leaves]
+    proofs = [(s.leaf, proof_of(s.leaf, size), s.share) for s in strands(schedule, size)]
     ours = [proof for _, proof, _ in proofs if proof]
     trusted = tuple(dict.fromkeys(str(leaf.spec) for leaf, proof, _ in proofs if not proof))
     sent, received = (
@@ -240,31 +239,6 @@ def digest(schedule: Schedule, sizes: Mapping[str, int]) -> str:
 
     visit(schedule.normal)
     return h.hexdigest()[:16]
-
-
-def _weighed(
-    s: Schedule, size: Mapping[str, int], share: Fraction, held: dict[str, bool]
-) -> Iterator[tuple[Leaf, Fraction]]:
-    """The leaves, with the share of the whole buffer that each has as its own full buffer.
-
-    Where an axis is scattered, what other axes work on is 1/n of it; parts of ``|`` have equal
-    shares. ``held`` says which axes are scattered, and is brought up to date.
-    """
-    match s:
-        case Leaf():
-            own = s.axes or ("",)
-            others = (a for a, scattered in held.items() if scattered and a not in own)
-            yield s, share / math.prod(size[a] for a in others)
-            held.update(dict.fromkeys(own, s.facing.after == states.SHARD))
-        case Then(parts=parts):
-            for part in parts:
-                yield from _weighed(part, size, share, held)
-        case Beside(parts=parts):
-            after = held
-            for part in parts:
-                after = dict(held)
-                yield from _weighed(part, size, share / len(parts), after)
-            held.update(after)
 
 
 def _chain(

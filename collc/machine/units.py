@@ -1,0 +1,100 @@
+"""Bytes, bandwidths and times as people write and read them."""
+
+import math
+import re
+
+from collc.errors import MachineError
+
+_SIZES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_DECIMAL = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+_NUMBER = r"([0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)"
+
+
+def parse_size(text: str) -> int:
+    """Bytes: ``64MiB``, ``64M`` (the same), ``1GB`` (decimal), ``4096``. Raises MachineError.
+
+    >>> parse_size("64MiB"), parse_size("4K"), parse_size("1.5GB")
+    (67108864, 4096, 1500000000)
+    """
+    found = re.fullmatch(rf"{_NUMBER}\s*([KMGT]?)(iB|B|)", text.strip(), re.IGNORECASE)
+    if not found:
+        raise MachineError(f"{text!r} is no size. Write bytes as 4096, 64KiB, 64M (MiB) or 1GB.")
+    scale = _DECIMAL if found[2] and found[3].lower() == "b" else _SIZES
+    return _whole(float(found[1]) * scale[found[2].upper()], text)
+
+
+def _whole(value: float, text: str) -> int:
+    if not math.isfinite(value) or value < 1:
+        raise MachineError(f"the size {text!r} is not positive. Prices are for 1 byte or more.")
+    return round(value)
+
+
+def parse_bandwidth(text: str) -> float:
+    """Bytes a second: ``450GB/s`` or, in bits, ``400Gb/s``; B and b differ. Raises MachineError.
+
+    >>> parse_bandwidth("400Gb/s")
+    50000000000.0
+    """
+    found = re.fullmatch(rf"{_NUMBER}\s*([KkMGT]?)(i?)([Bb])(?:/s|ps)", text.strip())
+    if not found:
+        raise MachineError(f"{text!r} is no bandwidth. Write 450GB/s, or in bits 400Gb/s.")
+    scale = (_SIZES if found[3] else _DECIMAL)[found[2].upper()]
+    value = float(found[1]) * scale / (8 if found[4] == "b" else 1)
+    if not math.isfinite(value) or value <= 0:
+        raise MachineError(f"the bandwidth {text!r} is not positive: nothing would ever arrive.")
+    return value
+
+
+def parse_time(text: str) -> float:
+    """Seconds: ``5us``, ``120ms``, ``1.5s``, ``0s``. Raises MachineError.
+
+    >>> parse_time("120ms")
+    0.12
+    """
+    found = re.fullmatch(rf"{_NUMBER}\s*(s|ms|us|µs|ns)", text.strip())
+    value = float(found[1]) * _TIMES[found[2]] if found else math.inf
+    if not math.isfinite(value):
+        raise MachineError(f"{text!r} is no time. Write 5us, 120ms or 1.5s.")
+    return value
+
+
+def size(n: float) -> str:
+    """Bytes, as one reads them.
+
+    >>> size(1000), size(4 * 2**20), size(1.5 * 2**30)
+    ('1000 B', '4 MiB', '1.5 GiB')
+    """
+    return _scaled(n, 1024, ("B", "KiB", "MiB", "GiB", "TiB", "PiB"))
+
+
+def bandwidth(bytes_per_second: float) -> str:
+    """A bandwidth as ``450 GB/s``."""
+    return _scaled(bytes_per_second, 1000, ("B/s", "kB/s", "MB/s", "GB/s", "TB/s"))
+
+
+def seconds(t: float) -> str:
+    """A time with three digits.
+
+    >>> seconds(1.5e-6), seconds(0.01234), seconds(0), seconds(float("inf"))
+    ('1.5 us', '12.3 ms', '0 s', 'never')
+    """
+    if t == 0:
+        return "0 s"
+    if math.isinf(t):
+        return "never"
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if abs(t) >= scale * 0.9995:
+            return f"{_digits(t / scale)} {unit}"
+    return f"{_digits(t / 1e-9)} ns"
+
+
+def _scaled(n: float, base: int, units: tuple[str, ...]) -> str:
+    scale = 0
+    while n >= base and scale < len(units) - 1:
+        n, scale = n / base, scale + 1
+    return f"{n:.0f} {units[0]}" if not scale else f"{_digits(n)} {units[scale]}"
+
+
+def _digits(x: float) -> str:
+    return f"{x:.0f}" if abs(x) >= 999.5 else f"{x:.3g}"
