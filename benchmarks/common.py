@@ -7,6 +7,7 @@ import platform
 import re
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections import Counter
 from collections.abc import Sequence
@@ -101,3 +102,14 @@ def publish(name: str, title: str, packages: Sequence[str], lines: Sequence[str]
     if "--print" not in sys.argv[1:]:
         REPORTS.mkdir(exist_ok=True)
         (REPORTS / f"{name}.md").write_text(text, encoding="utf-8")
+
+
+def child(code: str, given: object) -> list:
+    """What the code prints as JSON, run in a new process with an empty cache of proofs."""
+    with tempfile.TemporaryDirectory() as empty:
+        done = subprocess.run(
+            [sys.executable, "-c", code, json.dumps(given)],
+            env={"COLLC_CACHE": empty, "PATH": "", "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE, text=True, check=True,
+        )  # fmt: skip
+    return json.loads(done.stdout)

@@ -9,12 +9,11 @@ the interpreter with NumPy and collc ("baseline") is most.
 """
 
 import argparse
-import json
 import platform
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
+
+from common import child
 
 REPORT = Path(__file__).parent / "reports" / "proof_scale.md"
 CASES = [
@@ -87,17 +86,6 @@ peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 peak /= 1024 if sys.platform == "linux" else 1 << 20
 print(json.dumps([took, peak]))
 """
-
-
-def child(code: str, given: object) -> list:
-    """What the code prints as JSON, run in a new process with an empty cache of proofs."""
-    with tempfile.TemporaryDirectory() as empty:
-        done = subprocess.run(
-            [sys.executable, "-c", code, json.dumps(given)],
-            env={"COLLC_CACHE": empty, "PATH": "", "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE, text=True, check=True,
-        )  # fmt: skip
-    return json.loads(done.stdout)
 
 
 def measure(text: str, sizes: dict[str, int]) -> tuple[float, float, int, int]:

@@ -1,6 +1,6 @@
 """The command line: a module for each command.
 
-``list``, ``show``, ``verify`` and the help of all commands never load jax.
+``list``, ``show``, ``verify``, ``cost`` and the help of all commands never load jax.
 """
 
 import importlib.metadata
@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from collc.cli import bench, common, compiling, hlo, listing, show, train, verifying
+from collc.cli import bench, common, compiling, hlo, listing, pricing, show, train, verifying
 
 
 class _Help:
@@ -88,6 +88,13 @@ _add(
     'collc verify "ring.reduce_scatter @ gpu >> tree.all_reduce @ host >> ring.all_gather @ gpu" '
     "--mesh host=4,gpu=8",
     "collc verify my/ring.py:all_reduce --mesh gpu=8 --json",
+)
+_add(
+    "cost",
+    pricing.cost,
+    "collc cost ring.all_reduce --machine dgx-h100 --size 64MiB",
+    'collc cost "hierarchical("host", "gpu")" --machine dgx-h100:4 --size 1GB',
+    'collc cost my/ring.py:mine --machine "gpus=8 link=25GB/s,3us" --mesh gpu=8 --size 4K --json',
 )
 _add(
     "bench",

@@ -46,6 +46,15 @@ Mesh = Annotated[
         show_default=False,
     ),
 ]
+Machine = Annotated[
+    str,
+    typer.Option(
+        "--machine",
+        metavar="MACHINE",
+        help="A name with its hosts (dgx-h100:4), a topology file, or numbers: see docs/machines.md.",
+        show_default=False,
+    ),
+]
 # metavar: some typers write <bool> there.
 Json = Annotated[bool, typer.Option("--json", metavar="", help="Print JSON.")]
 Debug = Annotated[bool, typer.Option("--debug", metavar="", help="Show the traceback of an error.")]

@@ -7,7 +7,7 @@ from collc.errors import MachineError
 
 _SIZES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _DECIMAL = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
-_TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+_TIMES = {"s": 1, "ms": 10**3, "us": 10**6, "µs": 10**6, "ns": 10**9}  # of them in a second
 _NUMBER = r"([0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)"
 
 
@@ -49,11 +49,11 @@ def parse_bandwidth(text: str) -> float:
 def parse_time(text: str) -> float:
     """Seconds: ``5us``, ``120ms``, ``1.5s``, ``0s``. Raises MachineError.
 
-    >>> parse_time("120ms")
-    0.12
+    >>> parse_time("120ms"), parse_time("20us")
+    (0.12, 2e-05)
     """
     found = re.fullmatch(rf"{_NUMBER}\s*(s|ms|us|µs|ns)", text.strip())
-    value = float(found[1]) * _TIMES[found[2]] if found else math.inf
+    value = float(found[1]) / _TIMES[found[2]] if found else math.inf
     if not math.isfinite(value):
         raise MachineError(f"{text!r} is no time. Write 5us, 120ms or 1.5s.")
     return value
@@ -69,7 +69,11 @@ def size(n: float) -> str:
 
 
 def bandwidth(bytes_per_second: float) -> str:
-    """A bandwidth as ``450 GB/s``."""
+    """A bandwidth with three digits.
+
+    >>> bandwidth(450e9), bandwidth(1 / (1 / 1e9))
+    ('450 GB/s', '1 GB/s')
+    """
     return _scaled(bytes_per_second, 1000, ("B/s", "kB/s", "MB/s", "GB/s", "TB/s"))
 
 
@@ -91,7 +95,7 @@ def seconds(t: float) -> str:
 
 def _scaled(n: float, base: int, units: tuple[str, ...]) -> str:
     scale = 0
-    while n >= base and scale < len(units) - 1:
+    while n >= base * 0.9995 and scale < len(units) - 1:
         n, scale = n / base, scale + 1
     return f"{n:.0f} {units[0]}" if not scale else f"{_digits(n)} {units[scale]}"
 

@@ -1,0 +1,275 @@
+"""``collc cost``: what a schedule costs on a machine, step by step."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from collc.analysis.certificate import counted
+from collc.analysis.mesh import parse_mesh, show_mesh
+from collc.cli.common import (
+    SECONDS,
+    Debug,
+    Json,
+    Machine,
+    Named,
+    Output,
+    Timeout,
+    files_run,
+    guarded,
+    placed,
+    print_json,
+)
+from collc.errors import MachineError
+from collc.language.algebra import Schedule
+from collc.language.library import contents, find, modules
+from collc.machine import units
+from collc.machine.placement import advice
+from collc.machine.placement import placed as placement
+from collc.machine.price import Price, Row, Terms, price
+from collc.machine.text import machine as read_machine
+from collc.machine.topology import Machine as Topology
+
+
+@guarded
+def cost(
+    schedule: Named,
+    machine: Machine,
+    size: Annotated[
+        str,
+        typer.Option(
+            "--size",
+            metavar="BYTES",
+            help="A rank's whole buffer: 64MiB, 4K (KiB), 1GB.",
+            show_default=False,
+        ),
+    ],
+    mesh: Annotated[
+        str,
+        typer.Option(
+            "--mesh",
+            metavar="AXIS=SIZE,...",
+            help="Outermost axis first. Default: the machine's own, host and gpu.",
+            show_default=False,
+        ),
+    ] = "",
+    order: Annotated[
+        str,
+        typer.Option(
+            "--order",
+            metavar="DEVICE,...",
+            help="The device of each rank. Default: rank r is device r.",
+            show_default=False,
+        ),
+    ] = "",
+    json: Json = False,
+    timeout: Timeout = SECONDS,
+    debug: Debug = False,
+) -> None:
+    """Price a schedule on a machine, step by step, beside the bound and XLA's own collective.
+
+    Two models, never mixed. Abstract: what the sends cost on the links. Lowered: what XLA runs, with
+    a launch for each round, whole chunks, and one collective at a time. Neither has timed anything.
+    """
+    bytes = units.parse_size(size)
+    on = read_machine(machine)
+    with files_run(timeout):
+        what = find(schedule)
+        sizes = parse_mesh(mesh) if mesh else own_mesh(what, on)
+        what = placed(what, sizes, schedule)
+        missing = [axis for axis in what.axes if axis not in sizes]
+        if missing:
+            raise MachineError(
+                f"{what} is placed on {', '.join(missing)}, which has no size here. Say --mesh."
+            )
+        place = placement(on, sizes, _order(order))
+        found = price(what, place, bytes)
+        native = natively(found)
+    if json:
+        print_json(as_json(found, native))
+    else:
+        _show(found, native)
+
+
+def own_mesh(schedule: Schedule, machine: Topology) -> Mapping[str, int]:
+    """The mesh that a machine suggests for a schedule: one axis, or host and gpu."""
+    if not schedule.axes or schedule.axes == ("gpu",):
+        return {"gpu": machine.devices if not schedule.axes else machine.node.devices}
+    own = {"host": machine.nodes, "gpu": machine.node.devices}
+    if set(schedule.axes) <= set(own):
+        return own
+    raise MachineError(
+        f"{schedule} is placed on {', '.join(schedule.axes)}; a machine knows host and gpu only. "
+        "Say the sizes: --mesh rack=2,host=4,gpu=8."
+    )
+
+
+def _order(text: str) -> list[int] | None:
+    if not text:
+        return None
+    words = [word.strip() for word in text.split(",")]
+    if not all(re.fullmatch(r"[0-9]{1,9}", word) for word in words):
+        raise MachineError(f"--order {text}: devices are numbers between commas, as in 0,4,1,5.")
+    return [int(word) for word in words]
+
+
+def natively(found: Price) -> Price | None:
+    """The price of XLA's own for the same; None where there is none, or where it is the schedule."""
+    kind = found.schedule.collective
+    if kind is None:
+        return None
+    if kind.name not in contents(modules()["native"]):
+        return None
+    own = find(f"native.{kind.name}") @ found.schedule.axes
+    return None if own == found.schedule else price(own, found.placement, found.size)
+
+
+# ---- printing -----------------------------------------------------------------------------------
+
+
+def _show(found: Price, native: Price | None) -> None:
+    console = Output()
+    place = found.placement
+    console.line(f"{found.schedule}", "bold")
+    mesh = show_mesh(place.sizes)
+    console.line(f"  {units.size(found.size)} on each of {mesh}; {place.machine}")
+    across = ", ".join(f"{axis}: {kind}" for axis, kind in place.classes.items())
+    console.line(f"  links along the axes: {across}")
+    for sentence in place.machine.assumed:
+        console.line(f"  assumed: {sentence}")
+    if better := advice(place):
+        console.line(f"  note: {better}", "yellow")
+    console.line()
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for name in (
+        "steps",
+        "what",
+        "rounds",
+        "messages",
+        "largest",
+        "busiest link",
+        *_TERMS,
+        "lowered",
+    ):
+        table.add_column(name, justify="left" if name in ("what", "busiest link") else "right")
+    at = 0
+    for row in found.rows:
+        table.add_row(*_cells(row, at))
+        at += row.steps
+    console.table(table)
+    console.line()
+    for line in _sums(found, native):
+        console.line(line)
+
+
+_TERMS = ("latency", "bytes", "adding", "abstract")
+
+
+def _cells(row: Row, at: int) -> Iterator[str]:
+    yield f"{at}" if row.steps == 1 else f"{at}-{at + row.steps - 1}"
+    yield row.title
+    known = row.abstract
+    yield str(row.rounds) if known else "-"
+    yield str(row.messages) if known else "-"
+    yield units.size(row.bytes) if known else "-"
+    yield row.link if known else f"({row.how})"
+    each = (known.latency, known.bytes, known.adding, known.seconds) if known else (None,) * 4
+    for term in each:
+        yield "-" if term is None else units.seconds(term)
+    yield units.seconds(row.lowered.seconds)
+
+
+def _sums(found: Price, native: Price | None) -> Iterator[str]:
+    steps = sum(row.steps for row in found.rows)
+    if found.abstract is None:
+        yield "abstract  unknown: XLA's own takes part, whose sends nobody knows"
+    else:
+        yield f"abstract  {units.seconds(found.abstract)} in {counted(steps, 'step')}"
+    yield f"lowered   {units.seconds(found.lowered)}{_beside(found, native)}"
+    for kind, traffic in found.traffic.items():
+        yield (
+            f"bytes     {kind}: {units.size(traffic.total)} in all, "
+            f"{units.size(traffic.busiest)} over the busiest link"
+        )
+    yield from _bounds(found)
+
+
+def _beside(found: Price, native: Price | None) -> str:
+    if native is None:
+        return ""
+    ratio = found.lowered / native.lowered if native.lowered else 1.0
+    way = native.rows[0].how if native.rows else ""
+    how = f" ({way}{', in-network' if native.in_network else ''})" if way else ""
+    than = f"{ratio:.3g} times" if ratio >= 1 else f"1/{1 / ratio:.3g} of"
+    return f", {than} XLA's own: {units.seconds(native.lowered)}{how}"
+
+
+def _bounds(found: Price) -> Iterator[str]:
+    limit = found.bound
+    if limit is None:
+        yield "bound     none: it is not one collective on all its axes"
+        return
+    each = ", ".join(f"{kind} {units.seconds(t)}" for kind, t in limit.bytes.items())
+    parts = [f"steps {units.seconds(limit.steps)}"] + ([f"bytes: {each}"] if each else [])
+    if limit.adding:
+        parts.append(f"adding {units.seconds(limit.adding)}")
+    yield f"bound     {units.seconds(limit.seconds)} ({'; '.join(parts)}), without in-network reduction"
+    if found.in_network:
+        yield "gap       in-network: the switches add, which the bound does not cover"
+    elif found.gap is not None:
+        yield f"gap       {found.gap:.4g} times the bound, by the abstract price"
+
+
+# ---- JSON ---------------------------------------------------------------------------------------
+
+
+def as_json(found: Price, native: Price | None) -> dict[str, Any]:
+    """The price as JSON: seconds and bytes; null where XLA's own takes part and nobody knows."""
+    place, limit = found.placement, found.bound
+    better = advice(place)
+    return {
+        "schedule": str(found.schedule),
+        "machine": str(place.machine),
+        "mesh": dict(place.sizes),
+        "size": found.size,
+        "links": place.classes,
+        "assumed": list(place.machine.assumed),
+        "better_order": better and list(better.devices),
+        "abstract": found.abstract,
+        "lowered": found.lowered,
+        "native": native and native.lowered,
+        "native_in_network": native and native.in_network,
+        "traffic": {k: {"total": t.total, "busiest": t.busiest} for k, t in found.traffic.items()},
+        "bound": limit
+        and {
+            "seconds": limit.seconds,
+            "steps": limit.steps,
+            "bytes": dict(limit.bytes),
+            "adding": limit.adding,
+        },
+        "in_network": found.in_network,
+        "gap": None if found.in_network else found.gap,
+        "rows": [_row(row) for row in found.rows],
+    }
+
+
+def _row(row: Row) -> dict[str, Any]:
+    def terms(t: Terms | None) -> dict[str, float] | None:
+        return t and {
+            "latency": t.latency, "bytes": t.bytes, "adding": t.adding, "seconds": t.seconds,
+        }  # fmt: skip
+
+    return {
+        "what": row.title,
+        "steps": row.steps,
+        "rounds": row.rounds,
+        "messages": row.messages,
+        "bytes": row.bytes,
+        "link": row.link or None,
+        "kind": row.kind or None,
+        "abstract": terms(row.abstract),
+        "lowered": terms(row.lowered),
+        "how": row.how or None,
+    }
