@@ -17,6 +17,9 @@ if "xla_cpu_collective_call_terminate" not in _flags:
         " --xla_cpu_collective_call_warn_stuck_timeout_seconds=120"
     )
 os.environ["XLA_FLAGS"] = f"{_flags} --xla_force_host_platform_device_count=17".strip()
+# What is compiled here mostly runs once: LLVM need not optimise it. XLA's own passes, which decide
+# on collectives, are the same.
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 # The workers of pytest-xdist share the cores: BLAS threads on top of them only wait for each other.
 for _name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")

@@ -14,6 +14,7 @@ def test_there_are_examples():
     assert {e.stem for e in EXAMPLES} >= {"nnx_step", "linen_step", "optax_pytree"}
 
 
+@pytest.mark.newest_only
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_example_runs(example, tmp_path):
     # The example chooses its devices itself.

@@ -17,7 +17,10 @@ from collc.language.algebra import Schedule
 from collc.language.foreign import shown
 from collc.language.ir import integer
 from collc.language.states import COLLECTIVES
+from collc.machine.placement import placed
+from collc.machine.topology import Machine
 from collc.planning.agree import compare
+from collc.planning.choose import Chosen, at, choose, order_of
 from collc.planning.compose import composed, native
 from collc.planning.registry import Algorithm, algorithm
 from collc.planning.tune import Tuned, tune
@@ -37,6 +40,7 @@ class Plan:
     algorithms: tuple[tuple[str, Algorithm], ...] = field(compare=False)
     digest: str
     tuned: Tuned | None = field(default=None, compare=False)
+    chosen: Chosen | None = field(default=None, compare=False, repr=False)
 
     @cached_property
     def axes(self) -> tuple[str, ...]:
@@ -48,6 +52,11 @@ class Plan:
         """The number of ranks over all of the plan's axes."""
         return math.prod(n for axis, n in self.sizes if axis in self.axes)
 
+    @property
+    def ranks_of_mesh(self) -> int:
+        """The number of ranks over all axes of the mesh."""
+        return math.prod(n for _, n in self.sizes)
+
     def schedule(
         self, collective: str, axes: Sequence[str] | None = None, *, size: int | None = None
     ) -> Schedule:
@@ -55,8 +64,8 @@ class Plan:
 
         Inner axes scatter first and gather last. An axis whose schedule has no scatter form reduces at
         its level. One that has no form of the collective takes XLA's own, but for an all-reduce.
-        Raises PlanError there, and for axes that are none of the plan's. ``size``: the bytes on a
-        rank, by which a tuned plan chooses.
+        Raises PlanError there, and for axes that are none of the plan's. ``size``: the bytes of
+        a rank's full buffer, by which a plan that was tuned, or made for a machine, chooses.
         """
         if collective not in COLLECTIVES:
             raise PlanError(
@@ -81,6 +90,9 @@ class Plan:
                 f"{collective} over {', '.join(given)}: a plan numbers ranks in the mesh's order, "
                 f"{', '.join(chosen)}. Name the axes so, or pass a schedule."
             )
+        if self.chosen is not None and chosen == self.axes:
+            if choices := self.chosen.of(collective):
+                return at(choices, size)
         if self.tuned is not None and chosen == self.axes:
             return (
                 self.tuned.at(size) if collective == "all_reduce" else native(collective) @ chosen
@@ -114,18 +126,21 @@ class Plan:
             saved.read(text, self.mesh, "its text")
         except PlanError as e:
             raise PlanError(
-                f"the plan cannot be saved: {e} Name its schedules by text, those of a file as "
-                "'path/to/file.py:name'."
+                f"the plan cannot be saved: {e} Name its schedules and its machine by text, those of a "
+                "file as 'path/to/file.py:name'."
             ) from e
         return text
 
     def __str__(self) -> str:
         mesh = ", ".join(f"{axis}={n}" for axis, n in self.sizes)
-        if self.tuned is not None:
-            choice = ", ".join(f'{json.dumps(axis)}: "auto"' for axis in self.axes)
-            return f'collc.plan(mesh({mesh}), {{{choice}}}, use="{self.tuned.use}")'
-        choice = ", ".join(f"{json.dumps(a)}: {json.dumps(x.source)}" for a, x in self.algorithms)
-        return f"collc.plan(mesh({mesh}), {{{choice}}})"
+        auto = self.tuned is not None or (self.chosen is not None and bool(self.chosen.choices))
+        choice = ", ".join(
+            f"{json.dumps(a)}: {json.dumps('auto' if auto else x.source)}"
+            for a, x in self.algorithms
+        )
+        more = "" if self.tuned is None else f', use="{self.tuned.use}"'
+        more += "" if self.chosen is None else f", machine={json.dumps(str(self.chosen.machine))}"
+        return f"collc.plan(mesh({mesh}), {{{choice}}}{more})"
 
     def save(self, path: str | Path) -> None:
         """Writes the plan as text. Raises PlanError if it cannot, or ``load`` could not read it back."""
@@ -165,6 +180,7 @@ def plan(
     axes: Mapping[str, str | Schedule] | Literal["auto"],
     *,
     use: str | None = None,
+    machine: str | Machine | None = None,
 ) -> Plan:
     """A plan for a mesh: the name of an algorithm or a schedule for each axis that it schedules.
 
@@ -173,8 +189,13 @@ def plan(
     at an earlier call; the other collectives are XLA's own. ``use`` says for what: "fresh" values
     (the default), "donated" ones, or "intermediate" ones of a larger program, as a step's gradients.
 
+    With a ``machine``, such as "dgx-h100:4", nothing is run: ``"auto"`` chooses every collective by its
+    price there, for a mesh without devices too, and ``explain()`` says why. Schedules that are named
+    are priced. Of a mesh with devices, those of its runtime by process and id are the machine's 0, 1, ...
+
     Raises PlanError for unknown names and for what is neither an all-reduce nor an all-to-all,
-    MeshError for unknown axes, ProofError for a schedule that is not right.
+    MeshError for unknown axes, ProofError for a schedule that is not right, MachineError for a
+    machine that cannot be, or that the mesh does not fit.
     With several processes all make the same plans in the same order, and compare them here.
     """
     _check_mesh(mesh)
@@ -186,24 +207,45 @@ def plan(
             f"{shown(axes)}. A schedule over several axes is given where it is used: "
             "collc.pmean(x, schedule)."
         )
+    if machine is not None and use is not None:
+        raise PlanError(
+            f"use={use!r} is for what is measured here, machine= for what is predicted elsewhere. Drop one."
+        )
     automatic = [axis for axis, own in axes.items() if isinstance(own, str) and own == "auto"]
     if not automatic:
         if use is not None:
             raise PlanError(
                 f'use={use!r} has an effect on "auto" only, which no axis takes. Drop it.'
             )
-        return _compared(make(mesh, axes))
+        _known(mesh, axes)
+        return _compared(
+            make(mesh, axes, chosen=None if machine is None else placed_on(mesh, machine))
+        )
     if len(automatic) < len(axes):
         rest = ", ".join(axis for axis in axes if axis not in automatic)
         raise PlanError(
             f'"auto" chooses for all axes of a plan together, but {rest} has a schedule of its own.'
         )
+    _known(mesh, axes)
+    chosen = tuple(a for a in mesh.axis_names if a in axes)
+    natively = dict.fromkeys(chosen, "native")
+    if machine is not None:
+        on = placed_on(mesh, machine)
+        sizes = tuple((a, mesh.shape[a]) for a in mesh.axis_names)
+        return _compared(make(mesh, natively, chosen=choose(on.machine, sizes, on.order, chosen)))
     use = "fresh" if use is None else use
     if use not in USES:
         raise PlanError(f"use is {', '.join(USES)}, not {use!r}")
-    _known(mesh, axes)
-    chosen = tuple(a for a in mesh.axis_names if a in axes)
-    return _compared(make(mesh, dict.fromkeys(chosen, "native"), tune(mesh, chosen, use)))
+    return _compared(make(mesh, natively, tune(mesh, chosen, use)))
+
+
+def placed_on(mesh: Mesh | AbstractMesh, machine: str | Machine) -> Chosen:
+    """The machine, with the devices of the mesh on it. Raises MachineError."""
+    from collc.machine.text import machine as read
+
+    made = Chosen(read(machine), order_of(mesh))
+    placed(made.machine, {a: mesh.shape[a] for a in mesh.axis_names}, made.order)
+    return made
 
 
 def _known(mesh: Mesh | AbstractMesh, axes: Iterable[str]) -> None:
@@ -213,12 +255,15 @@ def _known(mesh: Mesh | AbstractMesh, axes: Iterable[str]) -> None:
 
 
 def make(
-    mesh: Mesh | AbstractMesh, axes: Mapping[str, str | Schedule], tuned: Tuned | None = None
+    mesh: Mesh | AbstractMesh,
+    axes: Mapping[str, str | Schedule],
+    tuned: Tuned | None = None,
+    chosen: Chosen | None = None,
 ) -> Plan:
     """A plan that this process alone knows of: not compared with the other processes' yet."""
     _known(mesh, axes)
-    chosen = tuple((a, algorithm(axes[a])) for a in mesh.axis_names if a in axes)
-    for axis, own in chosen:
+    named = tuple((a, algorithm(axes[a])) for a in mesh.axis_names if a in axes)
+    for axis, own in named:
         if own.all_reduce is None and own.get("all_to_all") is None:
             has = " and ".join(name for name, _ in own.schedules)
             raise PlanError(
@@ -227,14 +272,15 @@ def make(
                 "Name a module that has them, or one schedule of both (first >> second)."
             )
     sizes = tuple((a, mesh.shape[a]) for a in mesh.axis_names)
-    digests = [(axis, digest_of(a, axis, dict(sizes))) for axis, a in chosen]
-    if tuned is not None:
+    digests = [(axis, digest_of(a, axis, dict(sizes))) for axis, a in named]
+    by_size = [] if tuned is None else [("", tuned.choices)]
+    for collective, choices in [*by_size, *(chosen.choices if chosen is not None else ())]:
         digests += [
-            (line, certify(s, dict(sizes)).digest)
-            for line, (_, s) in zip(tuned.lines, tuned.choices)
+            (f"{collective} {least} = {s}".strip(), certify(s, dict(sizes)).digest)
+            for least, s in choices
         ]
     digest = hashlib.sha256(f"{sizes} {digests}".encode()).hexdigest()[:16]
-    made = Plan(mesh, sizes, chosen, digest, tuned)
+    made = Plan(mesh, sizes, named, digest, tuned, chosen)
     for collective in made.collectives:
         made.certificate(collective)
     return made

@@ -1,13 +1,14 @@
 """Plans as text: what the file of a plan says, and the way back."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from jax.sharding import AbstractMesh, Mesh
 
 from collc.analysis.certificate import certify
 from collc.errors import CollcError, PlanError, ScheduleError
 from collc.language.states import COLLECTIVES
-from collc.planning.plan import Plan, digest_of, make
+from collc.planning.plan import Plan, digest_of, make, placed_on
 from collc.planning.tune import Tuned, read_choices
 from collc.receipts.timing import USES
 
@@ -21,6 +22,12 @@ def text(plan: Plan) -> str:
     if plan.tuned is not None:
         for (_, schedule), line in zip(plan.tuned.choices, plan.tuned.lines, strict=True):
             lines.append(f"tuned {plan.tuned.use} {certify(schedule, size).digest} {line}")
+    if plan.chosen is not None:
+        lines.append(f"machine {plan.chosen.machine}")
+        for collective, choices in plan.chosen.choices:
+            for least, schedule in choices:
+                digest = certify(schedule, size).digest
+                lines.append(f"chosen {collective} {digest} {least} = {schedule}")
     lines += [f"{collective} = {plan.meaning(collective)}" for collective in COLLECTIVES]
     return "\n".join(lines) + "\n"
 
@@ -30,11 +37,13 @@ def read(text: str, mesh: Mesh | AbstractMesh, path: str) -> Plan:
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
     if not lines or lines[0].split() != ["collc-plan", "1"]:
         raise PlanError(f"{path} is no plan of collc: it has to begin with 'collc-plan 1'.")
-    chosen: dict[str, str] = {}
+    named: dict[str, str] = {}
     digests: dict[str, str] = {}
     meanings: dict[str, str] = {}
     sizes: dict[str, int] = {}
     tuned: dict[str, list[tuple[str, str]]] = {}
+    priced: dict[str, list[tuple[str, str]]] = {}
+    machine = ""
     try:
         for line in lines[1:]:
             word, rest = line.split(maxsplit=1)
@@ -43,10 +52,15 @@ def read(text: str, mesh: Mesh | AbstractMesh, path: str) -> Plan:
             elif word == "axis":
                 left, source = rest.split(" = ", 1)
                 axis, digest = left.split()
-                chosen[axis], digests[axis] = source, digest
+                named[axis], digests[axis] = source, digest
             elif word == "tuned":
                 use, digest, line = rest.split(maxsplit=2)
                 tuned.setdefault(use, []).append((digest, line))
+            elif word == "machine":
+                machine = rest
+            elif word == "chosen":
+                collective, digest, line = rest.split(maxsplit=2)
+                priced.setdefault(collective, []).append((digest, line))
             elif word in COLLECTIVES:
                 meanings[word] = rest.removeprefix("= ")
             else:
@@ -60,21 +74,29 @@ def read(text: str, mesh: Mesh | AbstractMesh, path: str) -> Plan:
             if use not in USES:
                 raise ValueError(f"tuned for {use!r}, which is none of {', '.join(USES)}")
             by_size = Tuned(use, read_choices([line for _, line in own]))
+        if priced and (set(priced) != set(COLLECTIVES) or not machine or tuned):
+            raise ValueError("it was chosen for a machine, but does not say all of that")
+        choices = tuple((c, read_choices([line for _, line in own])) for c, own in priced.items())
     except (ValueError, ScheduleError) as e:
         raise PlanError(f"{path} is damaged ({e}). Make the plan again.") from None
     now = {a: mesh.shape[a] for a in mesh.axis_names}
     if now != sizes:
         raise PlanError(f"{path} is for the mesh {_mesh(sizes)}, but this one is {_mesh(now)}.")
     try:
-        result = make(mesh, chosen, by_size)
+        on = replace(placed_on(mesh, machine), choices=choices) if machine else None
+    except CollcError as e:
+        raise PlanError(f"{path}: its machine {machine} cannot be used: {e}") from e
+    try:
+        result = make(mesh, named, by_size, on)
     except CollcError as e:
         raise PlanError(f"{path}: its schedules cannot be used any more: {e}") from e
     for axis, own in result.algorithms:
         was, is_now = digests[axis], digest_of(own, axis, now)
-        _unchanged(path, chosen[axis], f"on {axis} ", was, is_now)
-    for own in tuned.values():
-        assert by_size is not None
-        for (digest, _), (_, schedule) in zip(own, by_size.choices, strict=True):
+        _unchanged(path, named[axis], f"on {axis} ", was, is_now)
+    kept = [(own, by_size.choices) for own in tuned.values() if by_size is not None]
+    kept += [(priced[collective], own) for collective, own in choices]
+    for own, known in kept:
+        for (digest, _), (_, schedule) in zip(own, known, strict=True):
             _unchanged(path, str(schedule), "", digest, certify(schedule, now).digest)
     for collective, schedule in meanings.items():
         current = result.meaning(collective)

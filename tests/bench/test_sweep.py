@@ -200,6 +200,7 @@ def test_json_is_in_si_units(mesh, rows):
     assert all(not isinstance(v, np.generic) for row in found["rows"] for v in row.values())
 
 
+@pytest.mark.newest_only
 def test_plot(rows, tmp_path):
     for name in ("out.svg", "out.PNG"):
         writable(tmp_path / name)

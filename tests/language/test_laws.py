@@ -102,6 +102,7 @@ def single(s):
     return not isinstance(s.normal, Beside)
 
 
+@pytest.mark.newest_only
 @given(st.data())
 @settings(max_examples=50)
 def test_then_and_beside_interchange_for_different_parts(data):
@@ -171,6 +172,7 @@ def test_a_relabelled_leaf_is_proved(data, kind, n):
         assert [after.sent[r] for r in names] == list(before.sent)
 
 
+@pytest.mark.newest_only
 @given(st.data(), random.kinds)
 @settings(max_examples=60)
 def test_printed_text_is_read_back(data, kind):
@@ -198,6 +200,7 @@ def walk(s: Schedule):
             yield from walk(inner)
 
 
+@pytest.mark.newest_only
 @given(on_meshes())
 @settings(max_examples=100)
 def test_the_proof_by_type_agrees_with_exhaustive_expansion(case):

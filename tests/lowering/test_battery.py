@@ -1,4 +1,4 @@
-"""Every schedule on every small number of ranks: proof, NumPy and devices agree with ``jax.lax``.
+"""Every schedule on small numbers of ranks: proof, NumPy and devices agree with ``jax.lax``.
 
 New schedules join by being in ``collc.schedules``. `cases.check` has the comparison.
 """
@@ -28,7 +28,16 @@ zoo = load(Path(__file__).parents[1] / "zoo.py")
 random = load(Path(__file__).parents[1] / "strategies.py")
 
 MOST = 17
-FEW = (2, 3, 5, 8, 17)  # where all operations and dtypes are tried
+WIDE = (3, 8)  # where all operations and dtypes are tried
+FEW = (
+    1,
+    2,
+    *WIDE,
+    5,
+    9,
+    MOST,
+)  # one rank, a pair, primes, powers of two, an odd composite, one more
+OTHERS = (4, 6, 7, 10, 11, 12, 13, 14, 15, 16)  # of which each schedule has two
 COMPOSED = (
     "ring.all_reduce | ring.all_reduce.reversed()",
     "ring.reduce_scatter | ring.reduce_scatter.relabel(shift=1)",
@@ -113,14 +122,15 @@ def on_one_axis() -> dict[str, tuple[Schedule, dict[int, str]]]:
         if s in seen or (i >= len(plain) and does in seen):
             continue
         seen |= {s, does}
-        every = {n: "all" if n < 14 else "lean" for n in range(1, MOST + 1)}
-        every |= dict.fromkeys(FEW, "wide")
+        every = {n: "wide" if n in WIDE else "all" if n < 8 else "lean" for n in FEW}
         if i >= len(plain) or str(s).startswith("zoo"):
             # A few, and all among them.
-            every = dict.fromkeys((2 + i % 3, 5 + i % 5, 10 + i % 8), "all")
-        elif len([*s.leaves()]) > 1 or str(s).endswith(")"):
-            # Of what has its parts tried by themselves, and of families, each size in full somewhere.
-            every |= {n: "lean" for n in every if n > 5 and (n + i) % 3}
+            every = {2 + i % 3: "all", 5 + i % 5: "all", 10 + i % 8: "lean"}
+        else:
+            every |= {OTHERS[(2 * i + k) % len(OTHERS)]: "lean" for k in range(2)}
+            # Of parts, which are tried by themselves, and of the members of families.
+            if i % 3 and (len([*s.leaves()]) > 1 or str(s).endswith(")")):
+                every[8] = "lean"
         found[str(s)] = s, every
     return found
 
@@ -232,30 +242,33 @@ ON_ONE_MESH = (
 )
 
 
-def on_meshes() -> Iterator[tuple[str, dict[str, int]]]:
+def on_meshes() -> Iterator[tuple[str, dict[str, int], bool]]:
+    """Schedules, each with its sizes and whether little of it is tried there."""
     placed = [s for s in library() if s.axes and not str(s).startswith("zoo")]
     two, three = ([str(s) for s in placed if len(s.axes) == k] for k in (2, 3))
     for names, meshes in (((*two, *ON_TWO), TWO), ((*three, *ON_THREE), THREE)):
         for i, name in enumerate(names):
             # Every schedule on two meshes, of which one is even, so that no mesh is left out.
-            for sizes in {
-                str(m): m for m in (meshes[i % 2], meshes[2 + i % (len(meshes) - 2)])
-            }.values():
-                yield name, sizes
+            even, other = meshes[i % 2], meshes[2 + i % (len(meshes) - 2)]
+            yield name, other, False
+            if even != other:
+                yield name, even, True
     for name in two:  # the third axis is a batch dimension
-        yield name, THREE[0]
-    yield from ON_ONE_MESH
+        yield name, THREE[0], True
+    for case in ON_ONE_MESH:
+        yield *case, False
 
 
 @pytest.mark.parametrize(
-    "name, sizes",
+    "name, sizes, lean",
     [pytest.param(*case, id=f"{case[0]}-{list(case[1].values())}") for case in on_meshes()],
 )
-def test_meshes(name, sizes):
+def test_meshes(name, sizes, lean):
     schedule = parse(name)
     tuples = {leaf.axes for leaf in schedule.leaves()}
     # As in lax: ranks are linear in tuple order, and in mesh order where there is no one tuple.
-    cases.check(schedule, sizes, tuples.pop() if len(tuples) == 1 else None, wide=False)
+    order = tuples.pop() if len(tuples) == 1 else None
+    cases.check(schedule, sizes, order, wide=False, lean=lean)
 
 
 # ---- random expressions ------------------------------------------------------------------
@@ -289,7 +302,7 @@ NAMESAKES = {
 
 @pytest.mark.parametrize(
     "sizes, axes",
-    [pytest.param({"x": n}, "x", id=f"{n}") for n in range(1, MOST + 1)]
+    [pytest.param({"x": n}, "x", id=f"{n}") for n in FEW]
     + [pytest.param(TWO[2], axes, id=str(axes)) for axes in (("a", "b"), ("b", "a"), "a", "b")]
     + [pytest.param(THREE[1], axes, id=str(axes)) for axes in (("b", "c", "a"), ("c", "a"))],
 )

@@ -227,6 +227,7 @@ def test_a_checkpoint_of_another_run_is_refused(stopped):
         train(config.resumed(stopped))
 
 
+@pytest.mark.newest_only
 def test_a_run_without_a_checkpoint_says_that_it_starts_over_and_keeps_its_metrics(stopped):
     os.rename(stopped / "checkpoints", stopped.parent / "lost")
     before = (stopped / "metrics.jsonl").read_text()
@@ -248,6 +249,7 @@ def test_a_finished_run_is_shown_again_and_not_written(straight):
     }
 
 
+@pytest.mark.newest_only
 def test_ctrl_c_during_the_comparison_skips_it_and_resume_makes_up_for_it(stopped, monkeypatch):
     def interrupted(*args, stop, **more):
         os.kill(os.getpid(), signal.SIGINT)
@@ -264,6 +266,7 @@ def test_ctrl_c_during_the_comparison_skips_it_and_resume_makes_up_for_it(stoppe
     assert second.seconds > 0 and second.tokens_per_s > 0
 
 
+@pytest.mark.newest_only
 def test_a_second_signal_says_where_the_run_stands(stopped):
     def twice(step):
         if step == 7:
@@ -357,6 +360,7 @@ def test_a_platform_that_jax_lacks(monkeypatch):
         config.make_mesh("gpu=2")
 
 
+@pytest.mark.newest_only
 def test_a_validation_that_is_not_finite_is_no_success(tmp_path, monkeypatch):
     monkeypatch.setattr(lm.Trainer, "evaluate", lambda self, batches: float("nan"))
     with pytest.raises(StepError, match="validation loss of step 2 is nan"):

@@ -1,5 +1,6 @@
 """collc.sync: an identity whose backward reduces, layer by layer; with micro-batches the last one."""
 
+import functools
 import re
 from pathlib import Path
 
@@ -96,6 +97,12 @@ LOSSES = {
 }
 
 
+@functools.cache
+def whole(name="scan"):
+    """The loss and its gradients on the whole batch."""
+    return jax.jit(jax.value_and_grad(LOSSES[name]))(W, X)
+
+
 def equal(found, expected):
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
@@ -110,10 +117,9 @@ def step_of(loss, sync):
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_gradients_are_those_of_one_pmean(plan, name):
-    loss = LOSSES[name]
     decorated = collc.schedule(plan, batch="batch")
-    found = jax.jit(decorated(step_of(loss, collc.sync)))(W, X)
-    equal(found, jax.jit(jax.value_and_grad(loss))(W, X))
+    found = jax.jit(decorated(step_of(LOSSES[name], collc.sync)))(W, X)
+    equal(found, whole(name))
 
 
 def test_one_collective_for_a_layer_and_only_the_rest_after(plan):
@@ -135,7 +141,7 @@ def test_all_synced_nothing_is_left_to_reduce(plan):
     step = collc.schedule(plan, batch="batch")(step)
     assert list(collectives(jax.make_jaxpr(step)(W, X))) == [("float32", 27 + 9 + 3, 1)]
     assert "is elided: its operand" in step.explain()
-    equal(jax.jit(step)(W, X), jax.grad(scanned)(W, X))
+    equal(jax.jit(step)(W, X), whole()[1])
 
 
 def test_two_dtypes_are_two_buffers_and_narrow_ones_stay_narrow(plan):
@@ -225,7 +231,7 @@ def test_reduces_exactly_once_typed_or_not(mesh, plan, name, check_vma):
         return jax.grad(lambda w: loss(collc.sync(w, plan), x))(w)
 
     run = on_mesh(mesh, body, check_vma, P())
-    equal(run(W, X), jax.grad(loss)(W, X))
+    equal(run(W, X), whole(name)[1])
     assert "psum" not in str(jax.make_jaxpr(run)(W, X))
 
 
@@ -237,8 +243,7 @@ def test_of_what_varies_already(mesh, plan, check_vma):
         return jax.tree.map(lambda g: g[None], grads)
 
     found = on_mesh(mesh, body, check_vma, P("host"))(W, X)
-    expected = jax.grad(scanned)(W, X)
-    equal(found, jax.tree.map(lambda g: np.stack([g, g]), expected))
+    equal(found, jax.tree.map(lambda g: np.stack([g, g]), whole()[1]))
 
 
 @pytest.mark.parametrize("check_vma", [True, False])
@@ -272,7 +277,7 @@ def test_over_some_axes_with_a_schedule(mesh):
 
     found = on_mesh(mesh, body, False, P("host"))(W, X)
     for i, half in enumerate((X[:16], X[16:])):
-        equal(jax.tree.map(lambda g: g[i], found), jax.grad(scanned)(W, half))  # noqa: B023
+        equal(jax.tree.map(lambda g: g[i], found), jax.jit(jax.grad(scanned))(W, half))  # noqa: B023
 
 
 @pytest.mark.parametrize("kind", ["Auto", "Explicit"])
@@ -284,10 +289,10 @@ def test_beside_automatic_axes(kind):
     def loss(w, batch):
         return scanned(w, batch, lambda p: collc.sync(p, specs=own))
 
-    whole = jax.tree.map(lambda _: P(), W)
+    specs = jax.tree.map(lambda _: P(), W)
     for k in (1, 2):
-        found = collc.value_and_grad(loss, plan, specs=whole, microbatches=k)(W, X)
-        equal(found, jax.value_and_grad(scanned)(W, X))
+        found = jax.jit(collc.value_and_grad(loss, plan, specs=specs, microbatches=k))(W, X)
+        equal(found, whole())
 
 
 # ---- micro-batches ----------------------------------------------------------------------------------
@@ -307,9 +312,8 @@ def whole_sync(loss):
     [("scan", 4), *((name, 2) for name in LOSSES if name not in ("inner vmap", "vmap"))],
 )
 def test_of_micro_batches_only_the_last_reduces(plan, name, k):
-    loss = LOSSES[name]
-    grad = collc.value_and_grad(whole_sync(loss), plan, microbatches=k)
-    equal(jax.jit(grad)(W, X), jax.jit(jax.value_and_grad(loss))(W, X))
+    grad = collc.value_and_grad(whole_sync(LOSSES[name]), plan, microbatches=k)
+    equal(jax.jit(grad)(W, X), whole(name))
     asked = list(collectives(jax.make_jaxpr(grad)(W, X)))
     assert sum(size * times for _, size, times in asked) == 27 + 9 + 3 + 1  # once, and the loss
     assert len(asked) > 2  # and not at the end
@@ -414,7 +418,7 @@ def test_several_arguments_and_auxiliary_results(plan):
     args = W["head"], W["layers"], X
     grad = collc.value_and_grad(synced, plan, argnums=(1, 0), has_aux=True, microbatches=2)
     (value, aux), grads = jax.jit(grad)(*args)
-    expected = jax.value_and_grad(loss, argnums=(1, 0), has_aux=True)(*args)
+    expected = jax.jit(jax.value_and_grad(loss, argnums=(1, 0), has_aux=True))(*args)
     equal((value, grads), (expected[0][0], expected[1]))
     equal(aux["each"], X[:, 0])
     assert aux["most"].shape == (2,)
@@ -434,7 +438,7 @@ def test_a_loop_written_by_hand(plan):
 
         return jax.grad(loss)(w)
 
-    equal(step(W, X), jax.tree.map(lambda g: 2 * g, jax.grad(scanned)(W, X)))
+    equal(step(W, X), jax.tree.map(lambda g: 2 * g, whole()[1]))
 
 
 def test_sums_are_sliced_beside_their_parameters(plan):
@@ -452,7 +456,7 @@ def test_sums_are_sliced_beside_their_parameters(plan):
         return jax.grad(loss)(layers, sums), both
 
     found, both = step(W["layers"], X)
-    expected = jax.grad(scanned)(W | {"head": np.ones(3, np.float32)}, X)["layers"]
+    expected = jax.jit(jax.grad(scanned))(W | {"head": np.ones(3, np.float32)}, X)["layers"]
     equal(found, jax.tree.map(lambda g: g + 1, expected))
     equal(both, {"w": np.full((LAYERS, 3, 3), 3.0), "b": np.ones((LAYERS, 3))})
 
