@@ -15,7 +15,19 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from collc.cli import bench, common, compiling, hlo, listing, pricing, show, train, verifying
+from collc.cli import (
+    bench,
+    common,
+    compiling,
+    hlo,
+    listing,
+    planning,
+    pricing,
+    show,
+    timelines,
+    train,
+    verifying,
+)
 
 
 class _Help:
@@ -95,6 +107,21 @@ _add(
     "collc cost ring.all_reduce --machine dgx-h100 --size 64MiB",
     'collc cost "hierarchical("host", "gpu")" --machine dgx-h100:4 --size 1GB',
     'collc cost my/ring.py:mine --machine "gpus=8 link=25GB/s,3us" --mesh gpu=8 --size 4K --json',
+)
+_add(
+    "plan",
+    planning.plan,
+    "collc plan --machine dgx-h100:4 --mesh host=4,gpu=8 --size 64MiB",
+    "collc plan --machine dgx-h100:4 --mesh host=4,gpu=8 --collective all_to_all",
+    "collc plan --machine dgx-h100:4 --mesh host=4,gpu=8 --plan gpu=ring,host=tree --save plan.txt",
+)
+_add(
+    "trace",
+    timelines.trace,
+    "collc trace ring.all_reduce --machine dgx-h100 --size 64MiB -o ring.svg -o ring.json",
+    'collc trace ring.all_reduce --machine dgx-h100 --size 64MiB --fault "slow rank 3 x2"',
+    "collc trace --plan gpu=ring,host=tree --machine dgx-h100:4 --size 1GB --compute 120ms --buckets 8",
+    "collc trace ring.all_reduce --machine pcie-8 --size 4M --measured run",
 )
 _add(
     "bench",

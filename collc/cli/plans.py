@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 
 from collc.errors import PlanError
 from collc.planning.compose import native
@@ -11,7 +11,7 @@ from collc.planning.plan import Plan, make, plan
 from collc.planning.tune import Tuned
 
 
-def read_plan(text: str, mesh: Mesh) -> Plan:
+def read_plan(text: str, mesh: Mesh | AbstractMesh) -> Plan:
     """The plan of ``gpu=ring,host=tree``, or of a saved plan's file. Raises PlanError."""
     if Path(text).is_file() or text.endswith(".txt"):
         return Plan.load(text, mesh)

@@ -90,9 +90,9 @@ class Plan:
                 f"{collective} over {', '.join(given)}: a plan numbers ranks in the mesh's order, "
                 f"{', '.join(chosen)}. Name the axes so, or pass a schedule."
             )
-        if self.chosen is not None and chosen == self.axes:
-            if choices := self.chosen.of(collective):
-                return at(choices, size)
+        choices = self.chosen.of(collective) if self.chosen is not None else ()
+        if choices and chosen == self.axes:
+            return at(choices, size)
         if self.tuned is not None and chosen == self.axes:
             return (
                 self.tuned.at(size) if collective == "all_reduce" else native(collective) @ chosen
@@ -189,9 +189,9 @@ def plan(
     at an earlier call; the other collectives are XLA's own. ``use`` says for what: "fresh" values
     (the default), "donated" ones, or "intermediate" ones of a larger program, as a step's gradients.
 
-    With a ``machine``, such as "dgx-h100:4", nothing is run: ``"auto"`` chooses every collective by its
-    price there, for a mesh without devices too, and ``explain()`` says why. Schedules that are named
-    are priced. Of a mesh with devices, those of its runtime by process and id are the machine's 0, 1, ...
+    With a ``machine``, such as "dgx-h100:4", nothing is run: ``"auto"`` chooses every collective by
+    its price there, for a mesh without devices too, and ``explain()`` says why; named schedules are
+    priced. The machine's devices 0, 1, ... are those of the mesh's runtime, by process and id.
 
     Raises PlanError for unknown names and for what is neither an all-reduce nor an all-to-all,
     MeshError for unknown axes, ProofError for a schedule that is not right, MachineError for a
@@ -209,7 +209,7 @@ def plan(
         )
     if machine is not None and use is not None:
         raise PlanError(
-            f"use={use!r} is for what is measured here, machine= for what is predicted elsewhere. Drop one."
+            f"use={use!r} is for what is measured here, machine= for what is predicted. Drop one."
         )
     automatic = [axis for axis, own in axes.items() if isinstance(own, str) and own == "auto"]
     if not automatic:

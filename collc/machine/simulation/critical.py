@@ -17,6 +17,8 @@ from collc.machine.units import seconds
 # and late ranks and slow links add; "native": XLA's own collective; "computing": of a whole step.
 CAUSES = ("latency", "bytes", "waiting", "adding", "fault", "native", "computing")
 
+_DUST = 1e-12
+
 
 @dataclass(frozen=True)
 class Leg:
@@ -55,7 +57,8 @@ class Critical:
         """Seconds by cause, those that occur; together they are the time of the whole."""
         each = [part for leg in self.legs for part in leg.parts]
         sums = {cause: fsum(t for own, t in each if own == cause) for cause in CAUSES}
-        return {cause: t for cause, t in sums.items() if t}
+        dust = _DUST * sum(sums.values())  # what rounding leaves of two equal times
+        return {cause: t for cause, t in sums.items() if t > dust}
 
     @property
     def ranks(self) -> tuple[int, ...]:

@@ -36,7 +36,8 @@ def picture(
     """Draws what was simulated with ``record=True``; the same input gives the same bytes of SVG.
 
     At most ``MOST_LANES`` lanes are drawn, those of the critical path first; the picture says how many
-    are left out. What was ``measured`` is drawn below, on a scale of its own. Raises MachineError where nothing was recorded, or ``drawable`` does, and OSError.
+    are left out. What was ``measured`` is drawn below, on a scale of its own. Raises MachineError
+    where nothing was recorded, or ``drawable`` does, and OSError.
     """
     path = Path(path)
     drawable(path)

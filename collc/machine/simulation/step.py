@@ -60,7 +60,7 @@ def step_timeline(
     made = [_computing("forward", compute_seconds * FORWARD, placement, ())]
     backward = compute_seconds * (1 - FORWARD) / buckets
     for i in range(buckets):
-        made.append(_computing(f"backward {i + 1}", backward, placement, (i,)))
+        made.append(_computing("backward", backward, placement, (i,)))
     last: tuple[int, ...] = ()
     for i, schedule in enumerate(each):
         ready = i + 1 if overlap else buckets
