@@ -1,6 +1,6 @@
 """The command line: a module for each command.
 
-``list``, ``show``, ``verify``, ``cost`` and the help of all commands never load jax.
+``list``, ``show``, ``verify``, ``cost``, ``scale`` and the help of all commands never load jax.
 """
 
 import importlib.metadata
@@ -23,6 +23,7 @@ from collc.cli import (
     listing,
     planning,
     pricing,
+    scaling,
     show,
     timelines,
     train,
@@ -107,6 +108,13 @@ _add(
     "collc cost ring.all_reduce --machine dgx-h100 --size 64MiB",
     'collc cost "hierarchical("host", "gpu")" --machine dgx-h100:4 --size 1GB',
     'collc cost my/ring.py:mine --machine "gpus=8 link=25GB/s,3us" --mesh gpu=8 --size 4K --json',
+)
+_add(
+    "scale",
+    scaling.scaling,
+    "collc scale --machine dgx-h100 --compute 120ms --parameters 350MB",
+    "collc scale --machine dgx-h100 --receipt receipt.json --overlap 0.3",
+    "collc scale --machine ethernet --compute 40ms --parameters 350MB --devices 8,64,512 -s ring --json",
 )
 _add(
     "plan",

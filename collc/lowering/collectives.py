@@ -99,9 +99,10 @@ def psum_scatter(
 
     tiled: [..., n * k, ...] -> [..., k, ...] at ``scatter_dimension``; else [..., n, ...] -> [..., ...].
     """
-    use = use_of("psum_scatter", "reduce_scatter", schedule, accumulate, wire)
     leaves, tree = jax.tree.flatten(x)
     values = _arrays("psum_scatter", leaves)
+    size = _bytes(values)
+    use = use_of("psum_scatter", "reduce_scatter", schedule, accumulate, wire, size=size)
     if any(v.dtype == jnp.bool_ for v in values):
         raise DataError("collc.psum_scatter: booleans have no sum. Cast them, as to int32.")
     fronts = [_split("psum_scatter", use.n, v, scatter_dimension, tiled) for v in values]
@@ -124,9 +125,10 @@ def all_gather(
     """
     if to not in ("varying", "invarying"):
         raise DataError(f"all_gather: to is 'varying' or 'invarying', not {to!r}")
-    use = use_of("all_gather", "all_gather", schedule, drop=to == "invarying")
     leaves, tree = jax.tree.flatten(x)
     values = _arrays("all_gather", leaves)
+    drop, size = to == "invarying", _bytes(values)
+    use = use_of("all_gather", "all_gather", schedule, drop=drop, size=size)
     at = [_dimension("all_gather", v.shape if tiled else (use.n, *v.shape), axis) for v in values]
     done = _exchange(use, [v[None] for v in values], 1, use.n)
 
@@ -145,9 +147,9 @@ def all_to_all(
     x: Any, schedule: On = None, split_axis: int = 0, concat_axis: int = 0, *, tiled: bool = False
 ) -> Any:
     """Rank r's chunk s becomes rank s's chunk r, as ``lax.all_to_all``."""
-    use = use_of("all_to_all", "all_to_all", schedule)
     leaves, tree = jax.tree.flatten(x)
     values = _arrays("all_to_all", leaves)
+    use = use_of("all_to_all", "all_to_all", schedule, size=_bytes(values))
     fronts = [_split("all_to_all", use.n, v, split_axis, tiled) for v in values]
     at = [_dimension("all_to_all", v.shape, concat_axis) for v in values]
     done = _exchange(use, fronts, use.n, use.n)
@@ -166,9 +168,10 @@ def all_to_all(
 
 def pbroadcast(x: Any, schedule: On = None, source: int = 0, *, specs: Any = None) -> Any:
     """Rank ``source``'s value on every rank, as ``lax.pbroadcast``."""
-    use = use_of("pbroadcast", "broadcast", schedule, source=source)
     leaves, tree = jax.tree.flatten(x)
-    return jax.tree.unflatten(tree, _whole(use, _arrays("pbroadcast", leaves), _specs(specs, tree)))
+    values = _arrays("pbroadcast", leaves)
+    use = use_of("pbroadcast", "broadcast", schedule, source=source, size=_bytes(values))
+    return jax.tree.unflatten(tree, _whole(use, values, _specs(specs, tree)))
 
 
 # ---- what all of them share -----------------------------------------------------------------------
@@ -225,6 +228,10 @@ def _arrays(name: str, leaves: Sequence[Any]) -> list[jax.Array]:
     return found
 
 
+def _bytes(values: Sequence[jax.Array]) -> int:
+    return sum(v.size * v.dtype.itemsize for v in values)
+
+
 def use_of(
     name: str,
     kind: str,
@@ -238,9 +245,15 @@ def use_of(
     inconsistent: bool = False,
     size: int | None = None,
 ) -> Use:
-    """What the public function ``name`` is called with, as a proved schedule. Raises as it does."""
-    schedule = _resolve(name, kind, on, size)
+    """What the public function ``name`` is called with, as a proved schedule. Raises as it does.
+
+    ``size``: the operands' bytes on a rank, by which a plan may choose.
+    """
     mesh = jax.sharding.get_abstract_mesh()
+    schedule = _resolve(name, kind, on, size)
+    if kind == "all_gather" and size is not None:  # what a rank holds is one of n chunks
+        n = math.prod(mesh.shape[a] for a in schedule.axes if a in mesh.axis_names)
+        schedule = _resolve(name, kind, on, size * n)
     for axis in schedule.axes:
         if axis not in mesh.axis_names:
             raise MeshError(
@@ -385,7 +398,7 @@ def _reduce(
         return x
     name = f"p{op}"
     numbers = _arrays(name, leaves)
-    size = sum(v.size * v.dtype.itemsize for v in numbers)
+    size = _bytes(numbers)
     use = use_of(
         name, "all_reduce", on, accumulate, wire, op=op, inconsistent=inconsistent, size=size
     )

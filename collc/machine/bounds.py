@@ -5,6 +5,7 @@ with which they can; and the fewest steps of one message each. Sources: those of
 ``collc.analysis.bounds``, applied to nodes and racks as if they were ranks.
 """
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ import numpy as np
 
 from collc.language.ir import Ints
 from collc.language.states import Kind
-from collc.machine.topology import NETWORK, UPLINK, Floats, Machine
+from collc.machine.topology import NETWORK, UPLINK, Floats, Machine, Node
 
 DEVICE = "device"
 
@@ -99,9 +100,15 @@ def _joint(beta: Floats) -> float:
 
 def _devices(machine: Machine, groups: Ints) -> tuple[Floats, Floats]:
     """Seconds per byte out of and into each device, over all the ways that its group can use."""
-    node = machine.node
     nodes = np.sort(machine.node_of(groups), axis=1)
     inside, outside = (nodes[:, 1:] == nodes[:, :-1]).any(), (nodes[:, :1] != nodes).any()
+    out, into = _ways(machine.node, bool(inside), bool(outside))
+    return np.tile(out, machine.nodes), np.tile(into, machine.nodes)
+
+
+@functools.lru_cache(maxsize=64)
+def _ways(node: Node, inside: bool, outside: bool) -> tuple[Floats, Floats]:
+    """As ``_devices``, of each device of a node, with the ways within the node, out of it, or both."""
     beta = np.array([link.beta for link in node.links])
     sides = []
     for ways, network, end in (
@@ -115,7 +122,7 @@ def _devices(machine: Machine, groups: Ints) -> tuple[Floats, Floats]:
             if outside:
                 found.append(beta[_kept(network[i])].max())
             own[i] = _joint(np.array(found))
-        sides.append(np.tile(own, machine.nodes))
+        sides.append(own)
     return sides[0], sides[1]
 
 

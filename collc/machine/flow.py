@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from fractions import Fraction
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,9 +38,15 @@ class Messages:
     added: Ints
     round: Ints
 
-    def pick(self, chosen: NDArray[np.bool_]) -> "Messages":
+    def pick(self, chosen: NDArray[Any]) -> "Messages":
         """Some of them."""
         return Messages(*(getattr(self, f.name)[chosen] for f in fields(self)))
+
+    def by_round(self) -> Iterator["Messages"]:
+        """The messages of each round, in order."""
+        order = np.argsort(self.round, kind="stable")
+        for chosen in np.split(order, np.cumsum(np.bincount(self.round))[:-1]):
+            yield self.pick(chosen)
 
     @property
     def rounds(self) -> int:

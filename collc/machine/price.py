@@ -164,9 +164,7 @@ class _Books:
                 continue
             found = moment.messages()
             rounds += found.rounds
-            for k in range(found.rounds):
-                terms = self._round(part, found.pick(found.round == k), total)
-                lowered.append(terms)
+            lowered += [self._round(part, sent, total) for sent in found.by_round()]
         busy = total.bytes * self.machine.beta
         worst = int(busy.argmax())
         sends = bool(busy[worst])

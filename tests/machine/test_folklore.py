@@ -182,7 +182,11 @@ def test_two_level_all_to_all(folklore):
             inside + (m - 1) * far + (m - 1) / m * size * net
         )
         assert found.gain(n, size, "") > 1
-        assert (found.gain(n, size, "native ") > 1) == (n == 64 and size <= MIB)
+        gain = found.gain(n, size, "native ")
+        if n == 64 and size > MIB:
+            assert 1 / 1.12 < gain < 1  # less than the model's error
+        else:
+            assert gain > 1.12 if n == 64 else gain < 1 / 1.12
 
 
 def test_embeddings_are_a_tenth_of_bert_large(folklore):

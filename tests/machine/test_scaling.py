@@ -32,7 +32,13 @@ def study():
 def test_the_sums_of_a_step(overlap, strong):
     size, whole = 4 * MIB, 0.05
     found = scale(
-        one_switch, whole, size, (8, 16), {"ring": "ring.all_reduce"}, overlap=overlap, strong=strong
+        one_switch,
+        whole,
+        size,
+        (8, 16),
+        {"ring": "ring.all_reduce"},
+        overlap=overlap,
+        strong=strong,
     )
     for n in (8, 16):
         point = found.point(n, "ring")
@@ -103,9 +109,7 @@ def test_what_is_hidden_is_tied():
     assert set(found.ties(64)) == set(SCHEDULES)
     assert found.at(64)[0].middle.efficiency == 1
     # Of equal steps the one with the quickest communication comes first.
-    assert found.at(64)[0].middle.communication == min(
-        p.middle.communication for p in found.at(64)
-    )
+    assert found.at(64)[0].middle.communication == min(p.middle.communication for p in found.at(64))
 
 
 def test_where_a_schedule_starts_and_stops_winning():
@@ -116,13 +120,13 @@ def test_where_a_schedule_starts_and_stops_winning():
     before = [n for n in found.devices if n < alone.first]
     assert before and found.ties(before[-1]) != ("halving by host",)
     for name in SCHEDULES:
-        covered = [
-            n for n in found.devices for r in found.reigns(name) if r.first <= n <= r.last
-        ]
+        covered = [n for n in found.devices for r in found.reigns(name) if r.first <= n <= r.last]
         assert covered == [n for n in found.devices if name in found.ties(n)]
-    assert f"halving by host: ties on 8, wins from {alone.first:,}" in found.explain() or (
-        f"wins from {alone.first:,} to {alone.last:,}" in found.explain()
+    said = next(x for x in found.explain().splitlines() if x.startswith("  halving by host: "))
+    span = (
+        f"from {alone.first} to {alone.last}" if alone.last > alone.first else f"on {alone.first}"
     )
+    assert f"wins {span}" in said and said.count("ties") == len(found.reigns("halving by host")) - 1
 
 
 def test_native_is_always_a_candidate():
@@ -156,11 +160,13 @@ def test_effort_grows_on_as_it_did():
     halving = collc.parse("halving.reduce_scatter @ gpu")
     for n in (128, 1024):
         exact = n * (n - 1) + math.log2(n) * n
-        assert 0.9 < effort(halving, {"gpu": n}) / exact < 1.3
+        assert 0.8 < effort(halving, {"gpu": n}) / exact < 1.3
 
 
 def test_a_schedule_that_fails_somewhere_is_left_out_there():
-    found = scale("infiniband", 0.01, MIB, (8, 16), {"racks": "rack.all_reduce((0, 1, 2, 3), (4, 5, 6, 7))"})
+    found = scale(
+        "infiniband", 0.01, MIB, (8, 16), {"racks": "rack.all_reduce((0, 1, 2, 3), (4, 5, 6, 7))"}
+    )
     assert found.point(8, "racks") is not None
     ((left),) = found.left_out
     assert left.devices == 16 and "do not hold each of the ranks" in left.why
@@ -210,7 +216,12 @@ def test_a_machine_grows_by_hosts():
 def test_refusals(change, message):
     given = {"machine": "dgx-h100", "compute_seconds": 0.1, "parameter_bytes": 1e6} | change
     with pytest.raises(MachineError) as e:
-        scale(given.pop("machine"), given.pop("compute_seconds"), given.pop("parameter_bytes"), **given)
+        scale(
+            given.pop("machine"),
+            given.pop("compute_seconds"),
+            given.pop("parameter_bytes"),
+            **given,
+        )
     assert message in str(e.value)
 
 
@@ -250,7 +261,8 @@ def test_bytes_of_permutes_are_those_of_the_buffer_that_they_reduce():
             permutes("tree.reduce", "host", 1000, 3),  # three rounds of the eighth that is left
             permutes("tree.reduce.reversed()", "host", 1000, 3),
             permutes("ring.all_gather", "gpu", 1000, 7),
-        )
+        ),
+        "h100",
     )
     assert found.parameters == 8000 and found.notes == ()
     assert found.compute == 8e12 / (PEAK["h100"] * 0.4)
@@ -290,9 +302,17 @@ def test_a_step_without_a_plan():
         (receipt(collective("all-reduce", None, 1)), "over which axes"),
         (receipt(permutes("nowhere.mine", "gpu", 1, 1)), "'nowhere.mine' is not known here"),
         (
-            receipt(*(collective(k, [a], 8) for k in ("all-reduce", "reduce-scatter") for a in ("gpu", "host"))),
+            receipt(
+                *(collective("all-reduce", [axis], 8) for axis in ("gpu", "host")),
+                *(collective("reduce-scatter", [axis], 8) for axis in ("gpu", "host")),
+            ),
             "both scattered and all-reduced",
         ),
+        (receipt(7), "has no fields"),
+        (receipt(collective("all-reduce", ["model"], 8)), "is over ['model'], its mesh has"),
+        (receipt(collective("all-reduce", ["gpu"], "many")), "a collective of the receipt is"),
+        (receipt(collective("all-reduce", ["gpu"], 8), mesh={"gpu": -8}), "no number above 0"),
+        (receipt(permutes("evil.py:mine", "gpu", 1, 1)), "is not known here"),  # no file is run
     ],
 )  # fmt: skip
 def test_what_is_no_receipt(given, message):
