@@ -7,8 +7,8 @@ from pathlib import Path
 import jax
 from jax.sharding import Mesh
 
-from collc.bench.terms import show_size
 from collc.errors import DataError
+from collc.machine.units import show_size
 
 MEMINFO = Path("/proc/meminfo")
 LIMIT, USED = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")

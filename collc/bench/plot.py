@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from collc.bench.sweep import Row
-from collc.bench.terms import show_size
 from collc.errors import DataError
+from collc.machine.units import show_size
 
 MARKERS = "o^svDPX*<>"
 

@@ -1,18 +1,17 @@
-"""The terms of nccl-tests: sizes and how they are swept, bus bandwidth, dtypes. Loads no jax."""
+"""The terms of nccl-tests: how sizes are swept, bus bandwidth, dtypes. Loads no jax."""
 
 import math
-import re
 from collections.abc import Sequence
 from fractions import Fraction
 
 from collc.errors import DataError, nearest
 from collc.language.states import COLLECTIVES, KINDS, SHARD
+from collc.machine.units import show_size
 
 # Those whose buffer is cut in a chunk for each rank, so that ranks have to be numbered alike.
 CUT = tuple(c for c in COLLECTIVES if KINDS[c].scatters)
 # An output of another shape takes no input's place.
 RESHAPED = tuple(c for c in CUT if SHARD in (KINDS[c].before, KINDS[c].after))
-UNITS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 MOST_SIZES = 1000
 
 # Bytes of an element, by jax's names and, where they differ, those of nccl-tests.
@@ -33,39 +32,6 @@ def parse_dtype(text: str) -> str:
     if name not in DTYPES:
         raise DataError(f"bench has no dtype {text!r}. {nearest(text, [*DTYPES, *ALIASES])}")
     return name
-
-
-def parse_size(text: str) -> int:
-    """Bytes, with K, M, G or T for powers of 1024, as in nccl-tests. Raises DataError.
-
-    >>> parse_size("4K"), parse_size("1.5M"), parse_size("1MiB"), parse_size("100")
-    (4096, 1572864, 1048576, 100)
-    """
-    found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)\s*([KMGT]?)(iB|B)?", text.strip(), re.I)
-    if not found:
-        raise DataError(f"{text!r} is no size. Write bytes as 4096, 4K, 4KiB or 1.5M.")
-    number, unit, ending = found[1], found[2].upper(), (found[3] or "").lower()
-    if unit and ending == "b":
-        raise DataError(
-            f"{text!r} means powers of 1000 to some and of 1024 to others. Write {number}{unit} or "
-            f"{number}{unit}iB for the latter."
-        )
-    size = Fraction(number) * 1024 ** UNITS[unit]
-    if size.denominator > 1 or size < 1:
-        raise DataError(f"{text!r} is {float(size):g} bytes. Give a whole number, 1 or more.")
-    return int(size)
-
-
-def show_size(size: int) -> str:
-    """The size as ``parse_size`` reads it, as short as can be.
-
-    >>> show_size(4096), show_size(1 << 20), show_size(1500)
-    ('4K', '1M', '1500')
-    """
-    for unit, power in reversed(UNITS.items()):
-        if size and size % 1024**power == 0:
-            return f"{size // 1024**power}{unit}"
-    return str(size)
 
 
 def swept(begin: int, end: int, factor: float = 4, step: int | None = None) -> list[int]:

@@ -106,15 +106,15 @@ _add(
     "cost",
     pricing.cost,
     "collc cost ring.all_reduce --machine dgx-h100 --size 64MiB",
-    'collc cost "hierarchical("host", "gpu")" --machine dgx-h100:4 --size 1GB',
+    'collc cost \'hierarchical("host", "gpu")\' --machine dgx-h100:4 --size 1G',
     'collc cost my/ring.py:mine --machine "gpus=8 link=25GB/s,3us" --mesh gpu=8 --size 4K --json',
 )
 _add(
     "scale",
     scaling.scaling,
-    "collc scale --machine dgx-h100 --compute 120ms --parameters 350MB",
+    "collc scale --machine dgx-h100 --compute 120ms --parameters 350M",
     "collc scale --machine dgx-h100 --receipt receipt.json --overlap 0.3",
-    "collc scale --machine ethernet --compute 40ms --parameters 350MB --devices 8,64,512 -s ring --json",
+    "collc scale --machine ethernet --compute 40ms --parameters 350M --devices 8,64,512 -s ring --json",
 )
 _add(
     "plan",
@@ -128,7 +128,7 @@ _add(
     timelines.trace,
     "collc trace ring.all_reduce --machine dgx-h100 --size 64MiB -o ring.svg -o ring.json",
     'collc trace ring.all_reduce --machine dgx-h100 --size 64MiB --fault "slow rank 3 x2"',
-    "collc trace --plan gpu=ring,host=tree --machine dgx-h100:4 --size 1GB --compute 120ms --buckets 8",
+    "collc trace --plan gpu=ring,host=tree --machine dgx-h100:4 --size 1G --compute 120ms --buckets 8",
     "collc trace ring.all_reduce --machine pcie-8 --size 4M --measured run",
 )
 _add(

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from collc.analysis.certificate import certify
 from collc.analysis.mesh import parse_mesh, show_mesh
-from collc.bench.terms import DTYPES, parse_dtype, parse_size, swept
+from collc.bench.terms import DTYPES, parse_dtype, swept
 from collc.cli.common import (
     SECONDS,
     Debug,
@@ -27,6 +27,7 @@ from collc.cli.devices import Where, choose_platform, devices_for
 from collc.errors import CollcError, DataError, MeshError, ScheduleError, nearest
 from collc.language.algebra import Schedule, show_axes
 from collc.language.library import find
+from collc.machine.units import parse_size
 from collc.training.interrupt import Interrupt
 
 if TYPE_CHECKING:

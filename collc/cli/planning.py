@@ -44,7 +44,7 @@ def plan(
         typer.Option(
             "--size",
             metavar="BYTES",
-            help="A rank's whole buffer: 64MiB, 4K, 1GB; may be repeated. Default: the choice by size.",
+            help="A rank's whole buffer: 64MiB, 4K, 1G; may be repeated. Default: the choice by size.",
             show_default=False,
         ),
     ] = None,

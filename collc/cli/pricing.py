@@ -42,7 +42,7 @@ def cost(
         typer.Option(
             "--size",
             metavar="BYTES",
-            help="A rank's whole buffer: 64MiB, 4K (KiB), 1GB.",
+            help="A rank's whole buffer: 64MiB, 4K (KiB), 1G (GiB).",
             show_default=False,
         ),
     ],

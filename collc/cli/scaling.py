@@ -44,7 +44,7 @@ def scaling(
         str | None,
         typer.Option(
             metavar="BYTES",
-            help="The gradients that are all-reduced, as they travel: 350MB, 64MiB.",
+            help="The gradients that are all-reduced, as they travel: 350M, 64MiB.",
             show_default=False,
             rich_help_panel=STEP,
         ),
@@ -130,7 +130,7 @@ def _given(
 ) -> tuple[float, float]:
     if compute is None or parameters is None:
         raise MachineError(
-            "a step is --compute 120ms --parameters 350MB, or --receipt FILE. "
+            "a step is --compute 120ms --parameters 350M, or --receipt FILE. "
             f"{'Neither is' if compute is parameters is None else 'One of the two is not'} said."
         )
     if utilisation is not None:

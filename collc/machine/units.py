@@ -2,32 +2,47 @@
 
 import math
 import re
+from fractions import Fraction
 
-from collc.errors import MachineError
+from collc.errors import DataError, MachineError
 
-_SIZES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_BINARY = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _DECIMAL = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _TIMES = {"s": 1, "ms": 10**3, "us": 10**6, "µs": 10**6, "ns": 10**9}  # of them in a second
 _NUMBER = r"([0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)"
 
 
 def parse_size(text: str) -> int:
-    """Bytes: ``64MiB``, ``64M`` (the same), ``1GB`` (decimal), ``4096``. Raises MachineError.
+    """Bytes, with K, M, G or T for powers of 1024, as in nccl-tests. Raises DataError.
 
-    >>> parse_size("64MiB"), parse_size("4K"), parse_size("1.5GB")
-    (67108864, 4096, 1500000000)
+    >>> parse_size("4K"), parse_size("1.5M"), parse_size("64MiB"), parse_size("100")
+    (4096, 1572864, 67108864, 100)
     """
-    found = re.fullmatch(rf"{_NUMBER}\s*([KMGT]?)(iB|B|)", text.strip(), re.IGNORECASE)
+    found = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([KMGT]?)(iB|B)?", text.strip(), re.I)
     if not found:
-        raise MachineError(f"{text!r} is no size. Write bytes as 4096, 64KiB, 64M (MiB) or 1GB.")
-    scale = _DECIMAL if found[2] and found[3].lower() == "b" else _SIZES
-    return _whole(float(found[1]) * scale[found[2].upper()], text)
+        raise DataError(f"{text!r} is no size. Write bytes as 4096, 4K, 4KiB or 1.5M.")
+    number, unit, ending = found[1], found[2].upper(), (found[3] or "").lower()
+    if unit and ending == "b":
+        raise DataError(
+            f"{text!r} means powers of 1000 to some and of 1024 to others. Write {number}{unit} or "
+            f"{number}{unit}iB for the latter."
+        )
+    size = Fraction(number) * _BINARY[unit]
+    if size.denominator > 1 or size < 1:
+        raise DataError(f"{text!r} is {float(size):g} bytes. Give a whole number, 1 or more.")
+    return int(size)
 
 
-def _whole(value: float, text: str) -> int:
-    if not math.isfinite(value) or value < 1:
-        raise MachineError(f"the size {text!r} is not positive. Prices are for 1 byte or more.")
-    return round(value)
+def show_size(size: int) -> str:
+    """The size as ``parse_size`` reads it, as short as can be.
+
+    >>> show_size(4096), show_size(1 << 20), show_size(1500)
+    ('4K', '1M', '1500')
+    """
+    for unit, scale in reversed(_BINARY.items()):
+        if size and size % scale == 0:
+            return f"{size // scale}{unit}"
+    return str(size)
 
 
 def parse_bandwidth(text: str) -> float:
@@ -39,7 +54,7 @@ def parse_bandwidth(text: str) -> float:
     found = re.fullmatch(rf"{_NUMBER}\s*([KkMGT]?)(i?)([Bb])(?:/s|ps)", text.strip())
     if not found:
         raise MachineError(f"{text!r} is no bandwidth. Write 450GB/s, or in bits 400Gb/s.")
-    scale = (_SIZES if found[3] else _DECIMAL)[found[2].upper()]
+    scale = (_BINARY if found[3] else _DECIMAL)[found[2].upper()]
     value = float(found[1]) * scale / (8 if found[4] == "b" else 1)
     if not math.isfinite(value) or value <= 0:
         raise MachineError(f"the bandwidth {text!r} is not positive: nothing would ever arrive.")

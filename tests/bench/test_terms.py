@@ -4,8 +4,9 @@ from fractions import Fraction
 
 import pytest
 
-from collc.bench.terms import bus_factor, counts, lengths, parse_dtype, parse_size, show_size, swept
+from collc.bench.terms import bus_factor, counts, lengths, parse_dtype, swept
 from collc.errors import DataError
+from collc.machine.units import parse_size, show_size
 
 
 @pytest.mark.parametrize(

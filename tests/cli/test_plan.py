@@ -58,7 +58,7 @@ def test_the_plan_is_saved_and_loads(cli, tmp_path):
 def test_bad_input(refused):
     assert "Did you mean all_reduce" in refused("plan", *SMALL, "--collective", "all_reduec")
     assert "is no size" in refused("plan", *SMALL, "--size", "big")
-    assert "not positive" in refused("plan", *SMALL, "--size", "0")
+    assert "0 bytes. Give a whole number" in refused("plan", *SMALL, "--size", "0")
     assert "dgx-h101" in refused("plan", "--machine", "dgx-h101", "--mesh", "gpu=8")
     assert "8 devices, but the mesh" in refused("plan", "--machine", "dgx-h100", "--mesh", "gpu=9")
     assert "Did you mean ring" in refused("plan", *SMALL, "--plan", "gpu=rign")

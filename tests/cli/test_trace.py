@@ -55,7 +55,7 @@ def test_faults_show_who_stalls_and_how_far_the_rest_gets(cli):
 
 
 def test_a_plan_and_a_whole_step(cli):
-    args = ("trace", "--plan", "gpu=ring,host=tree", "--machine", "dgx-h100:4", "--size", "1GB")
+    args = ("trace", "--plan", "gpu=ring,host=tree", "--machine", "dgx-h100:4", "--size", "1G")
     alone = json.loads(cli(*args, "--json").stdout)
     step = json.loads(cli(*args, "--compute", "120ms", "--buckets", "8", "--json").stdout)
     assert alone["what"].startswith("ring.reduce_scatter @ gpu >> tree.all_reduce @ host")

@@ -12,7 +12,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from jax import lax
 
@@ -136,10 +136,18 @@ def on_one_axis() -> dict[str, tuple[Schedule, dict[int, str]]]:
 
 
 ONE = on_one_axis()
+# Further sizes tell schedules and meshes apart, not versions of jax.
+FURTHER = pytest.mark.newest_only
 
 
 @pytest.mark.parametrize(
-    "name, n", [*((name, n) for name, (_, sizes) in ONE.items() for n in sizes), *OF_RANKS.items()]
+    "name, n",
+    [
+        pytest.param(name, n, marks=FURTHER if tried == "lean" and n != MOST else ())
+        for name, (_, sizes) in ONE.items()
+        for n, tried in sizes.items()
+    ]
+    + [*OF_RANKS.items()],
 )
 def test_one_axis(name, n):
     schedule, sizes = ONE[name] if name in ONE else (parse(name), {n: "all"})
@@ -261,7 +269,12 @@ def on_meshes() -> Iterator[tuple[str, dict[str, int], bool]]:
 
 @pytest.mark.parametrize(
     "name, sizes, lean",
-    [pytest.param(*case, id=f"{case[0]}-{list(case[1].values())}") for case in on_meshes()],
+    [
+        pytest.param(
+            *case, id=f"{case[0]}-{list(case[1].values())}", marks=FURTHER if case[2] else ()
+        )
+        for case in on_meshes()
+    ],
 )
 def test_meshes(name, sizes, lean):
     schedule = parse(name)
@@ -282,6 +295,8 @@ def test_random_expressions(data):
     axes = data.draw(st.sampled_from([list(sizes), ["b"]]))
     with random.zoo_known():
         schedule = data.draw(random.placed(data.draw(random.kinds), axes, native=True))
+    # One in a hundred has hundreds of leaves, which XLA takes minutes and gigabytes to compile.
+    assume(len([*schedule.leaves()]) <= 12)
     tuples = {leaf.axes for leaf in schedule.leaves()}
     cases.check(schedule, sizes, tuples.pop() if len(tuples) == 1 else None, wide=False)
 
