@@ -17,12 +17,11 @@ import numpy as np
 
 from collc.errors import MachineError
 from collc.language.algebra import Schedule
-from collc.language.ir import Ints
-from collc.machine import nccl
+from collc.machine import lowered, nccl
 from collc.machine.bounds import Bound, bound
-from collc.machine.flow import Flow, Messages, Moment, Part, flow
+from collc.machine.flow import Flow, Moment, Part, flow
 from collc.machine.placement import Placement
-from collc.machine.topology import Floats, Machine, Paths
+from collc.machine.topology import Floats, Machine
 
 
 @dataclass(frozen=True)
@@ -101,7 +100,9 @@ class Price:
         return self.abstract / self.bound.seconds
 
 
-def price(schedule: Schedule, placement: Placement, size: float, element: int = 4) -> Price:
+def price(
+    schedule: Schedule, placement: Placement, size: float, element: int = lowered.ELEMENT
+) -> Price:
     """The price of a schedule for ``size`` bytes, the whole buffer of a rank, of such elements.
 
     Raises MachineError where the size is not positive, else what ``flow`` does.
@@ -111,7 +112,7 @@ def price(schedule: Schedule, placement: Placement, size: float, element: int = 
     return priced(flow(schedule, placement.sizes), placement, size, element)
 
 
-def priced(what: Flow, placement: Placement, size: float, element: int = 4) -> Price:
+def priced(what: Flow, placement: Placement, size: float, element: int = lowered.ELEMENT) -> Price:
     """The price of a flow: see ``price``."""
     books = _Books(what, placement, size, element)
     rows = [books.row(now, len(list(same))) for now, same in groupby(what.ticks())]
@@ -155,16 +156,19 @@ class _Books:
         """The row of one tick, and the bytes that it puts on every link."""
         parts = [(self.what.parts[i], moment) for i, moment in now]
         total = _Load(self.machine)
-        lowered, how, rounds = [], [], 0
+        terms: list[Terms] = []
+        how: list[str] = []
+        rounds = 0
         for part, moment in parts:
             if moment is None:
-                terms, said = self._native(part)
-                lowered.append(terms)
-                how.append(said)
+                found = lowered.native(part, self.placement, self.size)
+                self.in_network |= found.in_network
+                terms.append(Terms(found.latency, found.bandwidth, 0.0))
+                how.append(f"{found.algorithm} {found.protocol}".rstrip())
                 continue
-            found = moment.messages()
-            rounds += found.rounds
-            lowered += [self._round(part, sent, total) for sent in found.by_round()]
+            each = [self._round(part, one, total) for one in lowered.rounds(moment, self.placement)]
+            rounds += len(each)
+            terms += each
         busy = total.bytes * self.machine.beta
         worst = int(busy.argmax())
         sends = bool(busy[worst])
@@ -177,44 +181,29 @@ class _Books:
             link=self.machine.name(worst) if sends else "",
             kind=self.machine.kinds[self.machine.kind[worst]] if sends else "",
             abstract=None if how else total.terms(),
-            lowered=Terms(*(fsum(getattr(t, f.name) for t in lowered) for f in fields(Terms))),
+            lowered=Terms(*(fsum(getattr(t, f.name) for t in terms) for f in fields(Terms))),
             how=", ".join(how),
         )
         return row, total.bytes
 
-    def _round(self, part: Part, sent: Messages, total: "_Load") -> Terms:
+    def _round(self, part: Part, one: lowered.Round, total: "_Load") -> Terms:
         """One round as XLA runs it; its messages are added to the load of the tick."""
-        machine, order = self.machine, self.placement.order
-        src, dst = order[sent.src], order[sent.dst]
-        paths = machine.paths(src, dst)
+        machine = self.machine
         share = Fraction(self.size) * part.chunk
-        total.add(paths, src, dst, sent, float(share))
-        # A ppermute moves equal arrays: as many whole chunks, of whole elements, as any pair has.
-        whole = math.ceil(share / self.element) * self.element * int(sent.chunks.max())
-        each = machine.crossed(paths, np.full(len(src), float(whole)))
-        launch = self.constants.round(float(paths.latency.max()), bool(self._far(src, dst)))
+        total.add(one, float(share))
+        bytes = lowered.whole(share, self.element) * one.chunks
+        each = machine.crossed(one.paths, np.full(len(one.src), float(bytes)))
         busy = each * machine.beta / self.constants.efficiency(machine)
-        return Terms(launch, float(busy.max()), whole * machine.gamma * bool(sent.added.any()))
-
-    def _far(self, src: Ints, dst: Ints) -> bool:
-        return bool((self.machine.node_of(src) != self.machine.node_of(dst)).any())
-
-    def _native(self, part: Part) -> tuple[Terms, str]:
-        groups = self.placement.order[part.table.T]
-        size = float(Fraction(self.size) * part.strand.share)
-        found = nccl.native(self.machine, groups, part.leaf.facing.name, size)
-        self.in_network |= found.in_network
-        said = f"{found.algorithm} {found.protocol}".rstrip()
-        return Terms(found.latency, found.bandwidth, 0.0), said
+        launch = self.constants.round(one.latency, one.far)
+        return Terms(launch, float(busy.max()), bytes * machine.gamma * one.adds)
 
     def traffic(self) -> dict[str, Traffic]:
         """The bytes of our own sends, class by class."""
         kind = self.machine.kind
         return {
-            name: Traffic(float(own.sum()), float(own.max(initial=0.0)))
+            name: Traffic(float(own.sum()), float(own.max()))
             for k, name in enumerate(self.machine.kinds)
-            for own in [self.carried[kind == k]]
-            if own.any()
+            if (own := self.carried[kind == k]).any()
         }
 
 
@@ -229,14 +218,15 @@ class _Load:
         self.added = np.zeros(machine.devices)
         self.latest = self.largest = 0.0
 
-    def add(self, paths: Paths, src: Ints, dst: Ints, sent: Messages, chunk: float) -> None:
-        bytes = sent.chunks.astype(np.float64) * chunk
-        self.bytes += self.machine.crossed(paths, bytes)
-        for side, ends in enumerate((src, dst)):
-            self.late[side] += np.bincount(ends, paths.latency, self.machine.devices)
+    def add(self, one: lowered.Round, chunk: float) -> None:
+        """The messages of a round, of chunks of so many bytes."""
+        bytes = one.sent.chunks.astype(np.float64) * chunk
+        self.bytes += self.machine.crossed(one.paths, bytes)
+        for side, ends in enumerate((one.src, one.dst)):
+            self.late[side] += np.bincount(ends, one.paths.latency, self.machine.devices)
             self.count[side] += np.bincount(ends, minlength=self.machine.devices)
-        self.added += np.bincount(dst, sent.added * chunk, self.machine.devices)
-        self.latest = max(self.latest, float(paths.latency.max()))
+        self.added += np.bincount(one.dst, one.sent.added * chunk, self.machine.devices)
+        self.latest = max(self.latest, one.latency)
         self.largest = max(self.largest, float(bytes.max()))
 
     @property

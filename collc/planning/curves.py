@@ -6,20 +6,20 @@ sizes, and machines that differ in their speeds alone.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
+from numpy.typing import NDArray
 
 from collc.analysis.strands import strands
 from collc.language.algebra import Leaf, Schedule
 from collc.language.ir import Ints
-from collc.machine import nccl
+from collc.machine import lowered, nccl
 from collc.machine.flow import Moment, Part, flow
 from collc.machine.placement import Placement
 from collc.machine.topology import NETWORK, UPLINK, Floats, Machine
-
-ELEMENT = 4  # bytes, as a price takes them
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,11 @@ class Curve:
 
     chunk: Fraction
     count: Ints
-    far: Ints
+    far: NDArray[np.bool_]
     latency: Floats
     chunks: Ints
     busy: Floats
-    adds: Ints
+    adds: NDArray[np.bool_]
 
     @property
     def rounds(self) -> int:
@@ -104,7 +104,7 @@ class Costs:
         if (leaf, speeds) not in self._lines:
             self._lines[leaf, speeds] = self._line(found, speeds)
         launches, slope = self._lines[leaf, speeds]
-        return launches + slope * (math.ceil(size * found.chunk / ELEMENT) * ELEMENT)
+        return launches + slope * lowered.whole(size * found.chunk)
 
     def _line(self, curve: Curve, speeds: Speeds) -> tuple[float, float]:
         """Seconds whatever the size, and for each byte of a chunk."""
@@ -151,28 +151,20 @@ class Costs:
         return Curve(
             chunk=part.chunk,
             count=np.array(count, np.int64),
-            far=np.array(far, np.int64),
+            far=np.array(far, np.bool_),
             latency=np.array(latency, np.float64),
             chunks=np.array(chunks, np.int64),
             busy=np.array(busy, np.float64).reshape(len(rows), -1),
-            adds=np.array(adds, np.int64),
+            adds=np.array(adds, np.bool_),
         )
 
-    def _rounds(self, moment: Moment) -> list[tuple[bool, float, int, bool, Floats]]:
-        machine, order = self.placement.machine, self.placement.order
-        sent, found = moment.messages(), []
-        by_round = sent.round.argsort(kind="stable")
-        ends = np.bincount(sent.round).cumsum()
-        for rows in np.split(by_round, ends[:-1]):
-            src, dst = order[sent.src[rows]], order[sent.dst[rows]]
-            paths = machine.paths(src, dst)
-            each = machine.crossed(paths, np.ones(len(rows))) * machine.beta
+    def _rounds(self, moment: Moment) -> Iterator[tuple[bool, float, int, bool, Floats]]:
+        machine = self.placement.machine
+        for one in lowered.rounds(moment, self.placement):
+            each = machine.crossed(one.paths, np.ones(len(one.src))) * machine.beta
             busy = np.zeros(len(machine.kinds))
             np.maximum.at(busy, machine.kind, each)
-            far = bool((machine.node_of(src) != machine.node_of(dst)).any())
-            most, adds = int(sent.chunks[rows].max()), bool(sent.added[rows].any())
-            found.append((far, float(paths.latency.max()), most, adds, busy))
-        return found
+            yield one.far, one.latency, one.chunks, one.adds, busy
 
 
 def _faster(kind: str, speeds: Speeds) -> float:

@@ -18,8 +18,8 @@ import numpy as np
 
 from collc.errors import MachineError
 from collc.language.ir import Ints
-from collc.machine import nccl
 from collc.machine.flow import Flow, Moment, Part
+from collc.machine.lowered import ELEMENT, native, whole
 from collc.machine.placement import Placement
 from collc.machine.topology import Floats
 
@@ -106,7 +106,7 @@ class Job:
 
 
 def jobs(
-    what: Flow, placement: Placement, size: float, model: Model = "abstract", element: int = 4
+    what: Flow, placement: Placement, size: float, model: Model = "abstract", element: int = ELEMENT
 ) -> tuple[Job, ...]:
     """The jobs of a schedule for ``size`` bytes, the whole buffer of a rank, of such elements.
 
@@ -164,17 +164,13 @@ def _rounds(
 ) -> Iterator[Act]:
     title = str(part.leaf)
     if moment is None:
-        groups = placement.order[part.table.T]
-        own = float(Fraction(size) * part.strand.share)
-        found = nccl.native(placement.machine, groups, part.leaf.facing.name, own)
-        yield Together(title, part.table, found.latency + found.bandwidth, sends=True)
+        found = native(part, placement, size)
+        yield Together(title, part.table, found.seconds, sends=True)
         return
     share = Fraction(size) * part.chunk
-    each = math.ceil(share / element) * element
-    sent = moment.messages()
-    for k in range(sent.rounds):
-        most = int(sent.chunks[sent.round == k].max())
-        yield Sends(title, moment, float(share), k, float(each * most))
+    each = whole(share, element)
+    for k, sent in enumerate(moment.messages().by_round()):
+        yield Sends(title, moment, float(share), k, float(each * int(sent.chunks.max())))
 
 
 def behind(more: tuple[Job, ...], at: int, after: tuple[int, ...]) -> tuple[Job, ...]:

@@ -16,6 +16,7 @@ import numpy as np
 
 from collc.language.ir import Ints
 from collc.machine.flow import Flow
+from collc.machine.lowered import ELEMENT
 from collc.machine.placement import Placement
 from collc.machine.simulation.faults import Fault
 from collc.machine.simulation.jobs import Job, Model, jobs
@@ -34,7 +35,7 @@ def simulate(
     faults: Sequence[Fault] = (),
     *,
     model: Model = "abstract",
-    element: int = 4,
+    element: int = ELEMENT,
     record: bool = False,
 ) -> Outcome:
     """When each rank is done with a schedule for ``size`` bytes, the whole buffer of a rank.

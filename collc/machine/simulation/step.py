@@ -8,6 +8,7 @@ import numpy as np
 from collc.errors import MachineError
 from collc.language.algebra import Schedule
 from collc.machine.flow import flow
+from collc.machine.lowered import ELEMENT
 from collc.machine.placement import Placement
 from collc.machine.simulation.faults import Fault
 from collc.machine.simulation.jobs import Job, Model, Together, behind, ends, jobs
@@ -29,7 +30,7 @@ def step_timeline(
     faults: Sequence[Fault] = (),
     *,
     model: Model = "lowered",
-    element: int = 4,
+    element: int = ELEMENT,
     record: bool = True,
 ) -> Outcome:
     """A train step of ``compute_seconds`` on every rank, a third forward and two thirds backward.
