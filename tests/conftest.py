@@ -2,6 +2,7 @@
 
 import os
 import re
+import sys
 from pathlib import Path
 
 # Before anything imports jax, which reads them once; only where the caller has not chosen.
@@ -18,8 +19,9 @@ if "xla_cpu_collective_call_terminate" not in _flags:
     )
 os.environ["XLA_FLAGS"] = f"{_flags} --xla_force_host_platform_device_count=17".strip()
 # What is compiled here mostly runs once: LLVM need not optimise it. XLA's own passes, which decide
-# on collectives, are the same.
-os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+# on collectives, are the same. Under the oldest Python it does, as for users.
+if sys.version_info >= (3, 12):
+    os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 # The workers of pytest-xdist share the cores: BLAS threads on top of them only wait for each other.
 for _name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
