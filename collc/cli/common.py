@@ -174,10 +174,13 @@ class Output(Console):
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
 
-    def table(self, table: Table) -> None:
-        """The table, without blanks at the ends of its lines."""
+    def table(self, table: Table, whole: bool = False) -> None:
+        """The table, without blanks at the ends of its lines.
+
+        ``whole``: a table of numbers, which are never cut; its lines may be longer than the terminal's.
+        """
         with self.capture() as captured:
-            self.print(table)
+            self.print(table, width=10_000 if whole else None, crop=not whole)
         for row in captured.get().splitlines():
             line = Text.from_ansi(row)
             line.rstrip()

@@ -1,14 +1,16 @@
 """``collc cost``: what a schedule costs on a machine, step by step."""
 
+import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
 from collc.analysis.certificate import counted
-from collc.analysis.mesh import parse_mesh, show_mesh
+from collc.analysis.mesh import show_mesh
+from collc.bench.terms import bus_factor
 from collc.cli.common import (
     SECONDS,
     Debug,
@@ -19,18 +21,18 @@ from collc.cli.common import (
     Timeout,
     files_run,
     guarded,
-    placed,
     print_json,
 )
+from collc.cli.machines import notes, on_mesh
 from collc.errors import MachineError
-from collc.language.algebra import Schedule
 from collc.language.library import contents, find, modules
+from collc.language.states import COLLECTIVES
 from collc.machine import units
+from collc.machine.flow import flow
 from collc.machine.placement import advice
 from collc.machine.placement import placed as placement
-from collc.machine.price import Price, Row, Terms, price
+from collc.machine.price import Price, Row, Terms, price, priced
 from collc.machine.text import machine as read_machine
-from collc.machine.topology import Machine as Topology
 
 
 @guarded
@@ -51,7 +53,7 @@ def cost(
         typer.Option(
             "--mesh",
             metavar="AXIS=SIZE,...",
-            help="Outermost axis first. Default: the machine's own, host and gpu.",
+            help="Outermost axis first. Default: the machine's own, host and gpu, all of it.",
             show_default=False,
         ),
     ] = "",
@@ -77,33 +79,15 @@ def cost(
     on = read_machine(machine)
     with files_run(timeout):
         what = find(schedule)
-        sizes = parse_mesh(mesh) if mesh else own_mesh(what, on)
-        what = placed(what, sizes, schedule)
-        missing = [axis for axis in what.axes if axis not in sizes]
-        if missing:
-            raise MachineError(
-                f"{what} is placed on {', '.join(missing)}, which has no size here. Say --mesh."
-            )
+        what, sizes = on_mesh(what, mesh, on, schedule)
         place = placement(on, sizes, _order(order))
-        found = price(what, place, bytes)
-        native = natively(found)
+        sent = flow(what, sizes)
+    found = priced(sent, place, bytes)
+    native = natively(found)
     if json:
         print_json(as_json(found, native))
     else:
         _show(found, native)
-
-
-def own_mesh(schedule: Schedule, machine: Topology) -> Mapping[str, int]:
-    """The mesh that a machine suggests for a schedule: one axis, or host and gpu."""
-    if not schedule.axes or schedule.axes == ("gpu",):
-        return {"gpu": machine.devices if not schedule.axes else machine.node.devices}
-    own = {"host": machine.nodes, "gpu": machine.node.devices}
-    if set(schedule.axes) <= set(own):
-        return own
-    raise MachineError(
-        f"{schedule} is placed on {', '.join(schedule.axes)}; a machine knows host and gpu only. "
-        "Say the sizes: --mesh rack=2,host=4,gpu=8."
-    )
 
 
 def _order(text: str) -> list[int] | None:
@@ -139,8 +123,8 @@ def _show(found: Price, native: Price | None) -> None:
     console.line(f"  links along the axes: {across}")
     for sentence in place.machine.assumed:
         console.line(f"  assumed: {sentence}")
-    if better := advice(place):
-        console.line(f"  note: {better}", "yellow")
+    for note in notes(place):
+        console.line(f"  note: {note}", "yellow")
     console.line()
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for name in (
@@ -158,7 +142,7 @@ def _show(found: Price, native: Price | None) -> None:
     for row in found.rows:
         table.add_row(*_cells(row, at))
         at += row.steps
-    console.table(table)
+    console.table(table, whole=True)
     console.line()
     for line in _sums(found, native):
         console.line(line)
@@ -188,6 +172,7 @@ def _sums(found: Price, native: Price | None) -> Iterator[str]:
     else:
         yield f"abstract  {units.seconds(found.abstract)} in {counted(steps, 'step')}"
     yield f"lowered   {units.seconds(found.lowered)}{_beside(found, native)}"
+    yield from _bandwidths(found)
     for kind, traffic in found.traffic.items():
         yield (
             f"bytes     {kind}: {units.size(traffic.total)} in all, "
@@ -196,10 +181,23 @@ def _sums(found: Price, native: Price | None) -> Iterator[str]:
     yield from _bounds(found)
 
 
+def _bandwidths(found: Price) -> Iterator[str]:
+    """As nccl-tests says it, by the lowered price."""
+    kind = found.schedule.collective
+    if kind is None or kind.name not in COLLECTIVES or not found.lowered:
+        return
+    ranks = math.prod(found.placement.sizes[axis] for axis in found.schedule.axes)
+    rate = found.size / found.lowered
+    bus = rate * float(bus_factor(kind.name, ranks))
+    yield f"busbw     {units.bandwidth(bus)}, algbw {units.bandwidth(rate)}, by the lowered price"
+
+
 def _beside(found: Price, native: Price | None) -> str:
     if native is None:
         return ""
-    ratio = found.lowered / native.lowered if native.lowered else 1.0
+    if not found.lowered or not native.lowered:  # nothing is sent, or by one rank alone
+        return ""
+    ratio = found.lowered / native.lowered
     way = native.rows[0].how if native.rows else ""
     how = f" ({way}{', in-network' if native.in_network else ''})" if way else ""
     than = f"{ratio:.3g} times" if ratio >= 1 else f"1/{1 / ratio:.3g} of"

@@ -18,14 +18,14 @@ from collc.cli.common import (
     Timeout,
     files_run,
     guarded,
-    placed,
     print_json,
 )
 from collc.cli.devices import choose_platform, devices_for
-from collc.cli.pricing import own_mesh
+from collc.cli.machines import notes, on_mesh, own_mesh
 from collc.errors import DataError, MachineError
 from collc.language.algebra import Schedule
 from collc.language.library import find
+from collc.language.states import KINDS
 from collc.machine import units
 from collc.machine.flow import Flow, flow
 from collc.machine.placement import placed as placement
@@ -66,6 +66,15 @@ def trace(
     compute: Annotated[
         str, _option("--compute", "TIME", "A whole train step, which computes so long: 120ms.")
     ] = "",
+    overlap: Annotated[
+        bool | None,
+        typer.Option(
+            "--overlap/--no-overlap",
+            metavar="",
+            help="Of a step: reduce during the backward (the default), or after it.",
+            show_default=False,
+        ),
+    ] = None,
     buckets: Annotated[
         int | None, _option("--buckets", "K", "Of a step: gradients in K parts. Default: 1.")
     ] = None,
@@ -100,29 +109,32 @@ def trace(
     scopes: the folder that jax.profiler.trace was given, or "run" to run it now on the devices here.
     """
     files = list(out or ())
-    _check(schedule, plan, compute, buckets, model, lanes, measured, files)
+    _check(schedule, plan, compute, (buckets, overlap), model, lanes, measured, files)
     bytes, on = units.parse_size(size), read_machine(machine)
     faults = [parse_fault(text) for text in fault or ()]
     with files_run(timeout):
-        sizes = parse_mesh(mesh) if mesh else None
-        what = _planned(plan, sizes, on, bytes) if plan else find(schedule)
-        sizes = sizes or own_mesh(what, on)
-        what = placed(what, sizes, schedule)
-        if missing := [axis for axis in what.axes if axis not in sizes]:
+        what = _planned(plan, mesh, on, bytes) if plan else find(schedule)
+        what, sizes = on_mesh(what, mesh, on, schedule)
+        if lanes == "link" and any(leaf.native for leaf in what.leaves()):
             raise MachineError(
-                f"{what} is placed on {', '.join(missing)}: say its size with --mesh."
+                f"--lanes link: nobody knows which links XLA's own take, and {what} has some. Say rank."
             )
         place = placement(on, sizes)
-        if compute:
-            took = units.parse_time(compute)
-            outcome = step_timeline(
-                what, place, took, bytes, buckets or 1, faults=faults, model=_model(model)
+        sent = flow(what, sizes)
+    if compute:
+        if what.collective is not KINDS["all_reduce"]:
+            raise MachineError(
+                f"--compute: a step all-reduces its gradients, and {what} is no all-reduce."
             )
-        else:
-            sent = flow(what, sizes)
-            keep = bool(files) or _few(sent)
-            outcome = simulate(sent, place, bytes, faults, model=_model(model), record=keep)
-    noted, caveat = _measured(measured, what, sizes, bytes) if measured else ([], "")
+        took, parts = units.parse_time(compute), 1 if buckets is None else buckets
+        outcome = step_timeline(
+            what, place, took, bytes, parts, overlap is not False, faults, model=_model(model)
+        )
+    else:
+        keep = bool(files) or _few(sent)
+        outcome = simulate(sent, place, bytes, faults, model=_model(model), record=keep)
+    with files_run(timeout, more=" of --measured, or allow more time with --timeout"):
+        noted, caveat = _measured(measured, what, sizes, bytes) if measured else ([], "")
     if noted:
         _told(outcome, noted, measured)
     for path in files:
@@ -134,6 +146,9 @@ def trace(
     console = Output()
     for line in outcome.summary().splitlines():
         console.line(line)
+    console.line(f"mesh: {show_mesh(sizes)}")
+    for note in notes(place):
+        console.line(f"note: {note}", "yellow")
     for line in str(path).splitlines() if path else ():
         console.line(line)
     if noted:
@@ -146,7 +161,7 @@ def _check(
     schedule: str,
     plan: str,
     compute: str,
-    buckets: int | None,
+    of_steps: tuple[object, ...],
     model: str,
     lanes: str,
     measured: str,
@@ -162,8 +177,8 @@ def _check(
         wrong = f"--lanes {lanes}: say {' or '.join(LANES)}."
     elif lanes != "rank" and not files:
         wrong = f"--lanes {lanes} has an effect on files only. Say -o timeline.svg."
-    elif buckets is not None and not compute:
-        wrong = "--buckets has an effect on a step only. Say --compute."
+    elif not compute and any(given is not None for given in of_steps):
+        wrong = "--buckets and --overlap have an effect on a step only. Say --compute."
     elif compute and measured:
         wrong = "--measured runs the collective alone. Drop --compute."
     if wrong:
@@ -187,15 +202,15 @@ def _few(sent: Flow) -> bool:
     return steps * sent.ranks <= MOST_RECORDED // 8
 
 
-def _planned(text: str, sizes: Mapping[str, int] | None, machine: Topology, size: int) -> Schedule:
+def _planned(text: str, mesh: str, machine: Topology, size: int) -> Schedule:
     """The all-reduce of a plan."""
     from jax.sharding import AbstractMesh
 
     from collc.cli.plans import read_plan
 
-    own = sizes or {"host": machine.nodes, "gpu": machine.node.devices}
-    mesh = AbstractMesh(tuple(own.values()), tuple(own))
-    return read_plan(text, mesh).schedule("all_reduce", size=size)
+    own = parse_mesh(mesh) if mesh else own_mesh(machine)
+    blank = AbstractMesh(tuple(own.values()), tuple(own))
+    return read_plan(text, blank).schedule("all_reduce", size=size)
 
 
 def _write(outcome: Outcome, path: Path, lanes: str, noted: Sequence[Noted]) -> None:
@@ -216,10 +231,13 @@ def _measured(
     if source == RUN:
         choose_platform(None)
         devices_for(sizes)
+        from collc.bench.memory import fits
         from collc.receipts.measured import measure
         from collc.training.config import make_mesh
 
-        found = measure(schedule, make_mesh(show_mesh(sizes)), size)
+        devices = make_mesh(show_mesh(sizes))
+        fits(devices, size, inputs=1, check=False)
+        found = measure(schedule, devices, size)
         spans, caveat = found.spans, found.caveat
     else:
         from collc.receipts.profile import read_profile
@@ -259,7 +277,7 @@ def _beside(console: Output, outcome: Outcome, noted: Sequence[Noted], caveat: s
             "-" if ratio is None else f"{ratio:.3g}",
             str(row["rounds"]),
         )
-    console.table(table)
+    console.table(table, whole=True)
     console.line(f"measured: {caveat}")
 
 

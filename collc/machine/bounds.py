@@ -119,7 +119,7 @@ def _ways(node: Node, inside: bool, outside: bool) -> tuple[Floats, Floats]:
         for i in range(node.devices):
             near = {_kept(way)[end] for way in ways[i] if len(_kept(way))} if inside else set()
             found = [beta[k] for k in sorted(near)]
-            if outside:
+            if outside and _kept(network[i])[end] not in near:  # else it leads over the same link
                 found.append(beta[_kept(network[i])].max())
             own[i] = _joint(np.array(found))
         sides.append(own)

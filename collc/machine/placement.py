@@ -10,7 +10,7 @@ import numpy as np
 
 from collc.errors import MachineError
 from collc.language.ir import Ints, integer
-from collc.machine.topology import NETWORK, UPLINK, Machine
+from collc.machine.topology import NETWORK, SOCKET, UPLINK, Machine
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,20 +21,20 @@ class Placement:
     sizes: Mapping[str, int]
     order: Ints
 
-    @property
-    def plain(self) -> bool:
-        """Whether rank r is device r."""
-        return np.array_equal(self.order, np.arange(len(self.order)))
-
     @cached_property
     def classes(self) -> dict[str, str]:
         """For each axis the outermost class of link between neighbours along it."""
         return {axis: _outermost(self.machine, *self._along(axis)) for axis in self.sizes}
 
     def crossings(self, axis: str) -> int:
-        """How many neighbours along an axis, the last and the first too, are on different nodes."""
-        a, b = self._along(axis)
-        return int(np.count_nonzero(self.machine.node_of(a) != self.machine.node_of(b)))
+        """How many neighbours along an axis, around it, are on other nodes or sockets."""
+        machine, (a, b) = self.machine, self._along(axis)
+        far = machine.node_of(a) != machine.node_of(b)
+        if SOCKET in machine.kinds:
+            links = machine.paths(a, b).links
+            between = machine.kind[links] == machine.kinds.index(SOCKET)
+            far |= (between & (links >= 0)).any(axis=1)
+        return int(np.count_nonzero(far))
 
     def _along(self, axis: str) -> tuple[Ints, Ints]:
         grid = self.order.reshape(list(self.sizes.values()))
@@ -87,9 +87,10 @@ def _outermost(machine: Machine, src: Ints, dst: Ints) -> str:
 
 @dataclass(frozen=True)
 class Advice:
-    """A better order: ``devices`` by rank, and by axis the neighbours on different nodes.
+    """A better order: ``devices`` by rank, and by axis the neighbours on other nodes or sockets.
 
-    ``axes``: how the axes are to be nested, where otherwise than in the mesh; else ().
+    ``axes``: how the axes are to be nested, where otherwise than in the mesh; else (). ``across``:
+    "hosts", or "sockets" where all devices are in one node.
     """
 
     devices: tuple[int, ...]
@@ -97,17 +98,19 @@ class Advice:
     after: Mapping[str, int]
     axes: tuple[str, ...]
 
+    across: str
+
     def __str__(self) -> str:
-        changed = [a for a in self.before if self.before[a] != self.after[a]]
         each = "; ".join(
-            f"along {axis} {self.before[axis]:,} neighbours are on different nodes, "
+            f"along {axis} {before:,} neighbours are on other {self.across}, "
             f"in a better order {self.after[axis]:,}"
-            for axis in changed
+            for axis, before in self.before.items()
+            if before != self.after[axis]
         )
-        nest = f"nest the axes {', '.join(self.axes)} from the outside inwards, and "
+        nested = f", the axes nested {', '.join(self.axes)} from the outside inwards"
         return (
-            f"the mesh crosses hosts needlessly: {each}. Make it with the devices in ascending "
-            f"order{'' if not self.axes else ': ' + nest.removesuffix(', and ')}."
+            f"the mesh crosses {self.across} needlessly: {each}. Make it with the devices in ascending "
+            f"order{nested if self.axes else ''}."
         )
 
 
@@ -115,11 +118,13 @@ def advice(placement: Placement) -> Advice | None:
     """A better order of the devices; None where none was found.
 
     Tried: the same devices in ascending order, with the axes nested in every order. Better is one in
-    which fewer neighbours are on different nodes and no axis has more of them; or one in which fewer
-    axes leave their nodes in some hops only, where the slow hops hold up the quick ones.
+    which fewer neighbours are on other nodes or sockets and no axis has more of them; or one in which
+    fewer axes leave them in some hops only, where the slow hops hold up the quick ones.
     """
     own = {axis: placement.crossings(axis) for axis in placement.sizes}
     best, found = _badness(placement, own), None
+    one_node = len(np.unique(placement.machine.node_of(placement.order))) == 1
+    across = "sockets" if one_node else "hosts"
     for axes, order in _orders(placement):
         other = Placement(placement.machine, placement.sizes, order)
         after = {axis: other.crossings(axis) for axis in placement.sizes}
@@ -131,7 +136,7 @@ def advice(placement: Placement) -> Advice | None:
                 continue
         if score < best:
             nested = () if axes == tuple(placement.sizes) else axes
-            best, found = score, Advice(tuple(order.tolist()), own, after, nested)
+            best, found = score, Advice(tuple(order.tolist()), own, after, nested, across)
     return found
 
 

@@ -170,16 +170,15 @@ class _Books:
             rounds += len(each)
             terms += each
         busy = total.bytes * self.machine.beta
-        worst = int(busy.argmax())
-        sends = bool(busy[worst])
+        worst = int(busy.argmax()) if busy.any() else -1
         row = Row(
             title=" | ".join(str(part.leaf) for part, _ in parts),
             steps=1,
             rounds=rounds if not how else 0,
             messages=0 if how else total.messages,
             bytes=total.largest,
-            link=self.machine.name(worst) if sends else "",
-            kind=self.machine.kinds[self.machine.kind[worst]] if sends else "",
+            link=self.machine.name(worst) if worst >= 0 else "",
+            kind=self.machine.kinds[self.machine.kind[worst]] if worst >= 0 else "",
             abstract=None if how else total.terms(),
             lowered=Terms(*(fsum(getattr(t, f.name) for t in terms) for f in fields(Terms))),
             how=", ".join(how),
@@ -195,7 +194,7 @@ class _Books:
         each = machine.crossed(one.paths, np.full(len(one.src), float(bytes)))
         busy = each * machine.beta / self.constants.efficiency(machine)
         launch = self.constants.round(one.latency, one.far)
-        return Terms(launch, float(busy.max()), bytes * machine.gamma * one.adds)
+        return Terms(launch, float(busy.max(initial=0.0)), bytes * machine.gamma * one.adds)
 
     def traffic(self) -> dict[str, Traffic]:
         """The bytes of our own sends, class by class."""
@@ -236,7 +235,7 @@ class _Load:
     def terms(self) -> Terms:
         """By the abstract model: a device's messages wait for a port, and share its links."""
         latency = max(self.latest, float(self.late.max()) / self.machine.ports)
-        busy = float((self.bytes * self.machine.beta).max())
+        busy = float((self.bytes * self.machine.beta).max(initial=0.0))
         return Terms(latency, busy, float(self.added.max()) * self.machine.gamma)
 
 

@@ -2,7 +2,8 @@
 
 A ring goes through all devices of a group in a node, then on to the next node, and back to the first.
 There are as many as the group has NICs in a node; each has its share of the bytes. Nodes follow one
-another, and devices in them, as they come in the group.
+another as they come in the group; within a node NCCL looks for the best order itself, which is taken
+to be that of the devices.
 """
 
 from dataclasses import dataclass
@@ -53,7 +54,7 @@ def cells(machine: Machine, groups: Ints) -> Cells:
     cell = np.empty_like(order)
     cell[order] = np.arange(len(order))
     cell = cell[inverse.reshape(-1)]
-    sort = cell.argsort(kind="stable")
+    sort = np.lexsort((device, cell))
     device, cell = device[sort], cell[sort]
     end = np.bincount(cell).cumsum()
     group = first[order] // groups.shape[1]
@@ -90,8 +91,9 @@ def rings(cut: Cells, reached: Floats) -> Rings:
     far_late = np.zeros(0)
     if cut.nodes.max() > 1:
         entry, leaving, follows, share = _crossings(cut)
-        # The way that closes the ring in a node is not gone where another device sends it on.
-        open = entry != leaving
+        # The way that closes the ring in a node is not gone where the last device sends it on. Where
+        # that has another NIC, the ring has to come back to the one by which it came.
+        open = (entry != leaving) & (leaving == before[entry])
         weight -= np.bincount(entry[open], share[open], n)
         paths = machine.paths(cut.device[leaving], cut.device[entry[follows]])
         far, far_late = machine.crossed(paths, share), paths.latency

@@ -23,6 +23,7 @@ from collc.language.ir import Ints
 Floats = NDArray[np.float64]
 MOST_DEVICES = 1 << 20
 NETWORK, UPLINK = "net", "uplink"  # the kinds of link that leave a node, and a rack
+SOCKET = "socket"  # the kind between the CPUs of a host
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,10 @@ class Network:
 
 @dataclass(frozen=True, eq=False)
 class Paths:
-    """Ways of messages: ``latency`` [m], and the links that each crosses, [m, hops], padded with -1."""
+    """Ways of messages: ``latency`` [m], and the links that each crosses in order, [m, hops].
+
+    The links are padded with -1, anywhere.
+    """
 
     latency: Floats
     links: Ints
@@ -211,9 +215,7 @@ class Machine:
         far = ~near
         if far.any():
             a, b, i, j = a[far], b[far], i[far], j[far]
-            at = put(far, 0, node.leave[i], a)
-            at = put(far, at, node.enter[j], b)
-            net = self.network
+            net, at = self.network, put(far, 0, node.leave[i], a)
             late = node.out[i] + net.latency + node.into[j]
             if net.rails:
                 late = late + np.where(node.nic[i] != node.nic[j], net.across, 0.0)
@@ -224,6 +226,8 @@ class Machine:
                 links[far, at] = np.where(other, first + 2 * up, -1)
                 links[far, at + 1] = np.where(other, first + 2 * down + 1, -1)
                 late = late + np.where(other, net.hop, 0.0)
+                at += 2
+            put(far, at, node.enter[j], b)
             latency[far] = late
         return Paths(latency, links)
 

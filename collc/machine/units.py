@@ -9,6 +9,7 @@ from collc.errors import DataError, MachineError
 _BINARY = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _DECIMAL = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _TIMES = {"s": 1, "ms": 10**3, "us": 10**6, "µs": 10**6, "ns": 10**9}  # of them in a second
+_FASTEST, _LONGEST = 1e18, 365 * 24 * 3600.0  # bytes a second, seconds
 _NUMBER = r"([0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)"
 
 
@@ -56,8 +57,12 @@ def parse_bandwidth(text: str) -> float:
         raise MachineError(f"{text!r} is no bandwidth. Write 450GB/s, or in bits 400Gb/s.")
     scale = (_BINARY if found[3] else _DECIMAL)[found[2].upper()]
     value = float(found[1]) * scale / (8 if found[4] == "b" else 1)
-    if not math.isfinite(value) or value <= 0:
+    if value <= 0:
         raise MachineError(f"the bandwidth {text!r} is not positive: nothing would ever arrive.")
+    if value > _FASTEST:
+        raise MachineError(
+            f"the bandwidth {text!r} is more than there is. Write 450GB/s, or 400Gb/s."
+        )
     return value
 
 
@@ -67,10 +72,12 @@ def parse_time(text: str) -> float:
     >>> parse_time("120ms"), parse_time("20us")
     (0.12, 2e-05)
     """
-    found = re.fullmatch(rf"{_NUMBER}\s*(s|ms|us|µs|ns)", text.strip())
-    value = float(found[1]) / _TIMES[found[2]] if found else math.inf
-    if not math.isfinite(value):
+    found = re.fullmatch(rf"{_NUMBER}\s*(s|ms|us|[µμ]s|ns)", text.strip())
+    if not found:
         raise MachineError(f"{text!r} is no time. Write 5us, 120ms or 1.5s.")
+    value = float(found[1]) / _TIMES[found[2].replace("μ", "µ")]
+    if value > _LONGEST:
+        raise MachineError(f"the time {text!r} is more than a year. Write 5us, 120ms or 1.5s.")
     return value
 
 

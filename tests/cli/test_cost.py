@@ -83,7 +83,42 @@ def test_bad_input(refused, args, said):
     assert said in refused("cost", "ring.all_reduce", *args)
 
 
+def test_a_schedule_without_axes_takes_all_of_the_machine(cli):
+    found = json.loads(
+        cli("cost", "ring.all_reduce", "--machine", "dgx-h100:2", "--size", "1M", "--json").stdout
+    )
+    assert found["schedule"] == "ring.all_reduce @ (host, gpu)"
+    assert found["mesh"] == {"host": 2, "gpu": 8}
+
+
+def test_a_mesh_that_leaves_devices_out_is_noted(cli):
+    args = ("cost", "ring.all_reduce @ gpu", "--machine", "dgx-h100:2", "--size", "1M")
+    text = cli(*args, "--mesh", "host=2,gpu=4").stdout
+    assert "the mesh takes 8 of 16 devices, on 1 of 2 nodes" in text
+    assert "the mesh takes" not in cli(*args).stdout
+
+
+def test_numbers_are_never_cut(cli, monkeypatch):
+    args = ("cost", "ring.all_reduce", "--machine", "dgx-h100", "--size", "1M")
+    wide = cli(*args).stdout
+    monkeypatch.setenv("COLUMNS", "40")
+    narrow = cli(*args).stdout
+    assert [row for row in wide.splitlines() if "ring.all_gather" in row][0] in narrow
+
+
+def test_what_sends_nothing_and_who_is_alone(cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(
+        "from collc import language as cl\n\n@cl.all_gather\ndef nothing(n):\n    return iter(())\n"
+    )
+    for schedule, machine in (("mine.py:nothing", "dgx-h100"), ("native.all_reduce", "gpus=1"),
+                              ("ring.all_reduce", "gpus=1")):  # fmt: skip
+        result = cli("cost", schedule, "--machine", machine, "--size", "1K")
+        assert result.exit_code == 0, result.output
+        assert "lowered   0 s" in result.stdout
+
+
 def test_axes_that_a_machine_knows_nothing_of_need_a_mesh(refused):
-    assert "Say the sizes: --mesh" in refused("cost", "ring.all_reduce @ x", *H100)
+    assert "Say all of them, as in --mesh" in refused("cost", "ring.all_reduce @ x", *H100)
     args = ("--machine", "dgx-h100", "--size", "1M", "--mesh", "gpu=8")
     assert "x, which has no size here" in refused("cost", "ring.all_reduce @ x", *args)

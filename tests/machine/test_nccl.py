@@ -209,6 +209,33 @@ def test_a_ring_leaves_a_node_by_its_last_device():
     assert nccl.constants(machine).gpu == ""
 
 
+def test_a_ring_comes_back_to_the_nic_by_which_it_came():
+    """Two sockets with a NIC each: a second host gains nothing, since rings cross both ways in both."""
+    graph = nx.DiGraph()
+    for s in range(2):
+        graph.add_node(f"cpu{s}", kind="cpu")
+        graph.add_node(f"nic{s}", kind="nic", index=s)
+        wire(graph, f"nic{s}", f"cpu{s}", "pcie", 24 * GB, US)
+        wire(graph, f"nic{s}", OUTSIDE, "net", 50 * GB, 5 * US)
+        for i in range(2):
+            graph.add_node(f"gpu{2 * s + i}", kind="gpu", index=2 * s + i)
+            wire(graph, f"gpu{2 * s + i}", f"cpu{s}", "pcie", 24 * GB, US)
+    wire(graph, "cpu0", "cpu1", "socket", 8 * GB, 2 * US)
+    for nodes in (1, 2, 4):
+        machine = Machine("sockets", node(graph, "sockets"), nodes, Network())
+        n = 4 * nodes
+        ring = found(machine, "ring", size=MIB)
+        assert ring.bandwidth == pytest.approx(MIB * 2 * (n - 1) / n / (8 * GB))
+
+
+def test_the_order_of_ranks_within_a_node_is_nccls_own_business():
+    machine = pod("h100", 2)
+    shuffled = flat(machine).reshape(2, 8)[:, [0, 4, 1, 5, 2, 6, 3, 7]].reshape(1, 16)
+    assert nccl.native(machine, shuffled, "all_reduce", MIB) == nccl.native(
+        machine, flat(machine), "all_reduce", MIB
+    )
+
+
 def test_direct_messages_are_those_of_all_pairs():
     rng = np.random.default_rng(0)
     machine = pod("h100", 8, nics=4, network=Network(rack=2, uplink=1e-11))

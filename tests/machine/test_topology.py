@@ -7,6 +7,7 @@ import pytest
 from collc.errors import MachineError
 from collc.machine.graph import OUTSIDE, node, wire
 from collc.machine.placement import advice, placed
+from collc.machine.text import machine
 from collc.machine.topology import Link, Machine, Network
 from collc.machine.uniform import two_level, uniform
 
@@ -24,7 +25,9 @@ def test_ways_within_a_node_and_between():
     assert names(machine, 1, 6) == [
         "node0/gpu1 -> nic0", "node0/nic0 -> network", "node1/network -> nic1", "node1/nic1 -> gpu2",
     ]  # fmt: skip
-    assert names(machine, 0, 8)[-2:] == ["rack0 up", "rack1 down"]
+    assert names(machine, 0, 8)[1:5] == [
+        "node0/nic0 -> network", "rack0 up", "rack1 down", "node2/network -> nic0",
+    ]  # fmt: skip
     late = machine.paths(np.array([0, 1, 0, 0]), np.array([1, 6, 8, 15])).latency
     assert late.tolist() == [1, 15, 18, 18]
     assert machine.kinds == ("link", "board", "net", "uplink")
@@ -112,3 +115,11 @@ def test_a_mesh_that_crosses_hosts_needlessly_is_pointed_out():
     )
     assert shuffled is not None and shuffled.devices == tuple(range(32))
     assert "crosses hosts needlessly" in str(shuffled)
+
+
+def test_sockets_that_a_mesh_crosses_needlessly_are_pointed_out():
+    box = machine("pcie-8")
+    assert advice(placed(box, {"gpu": 8})) is None
+    bad = advice(placed(box, {"gpu": 8}, [0, 4, 1, 5, 2, 6, 3, 7]))
+    assert bad is not None and (bad.before, bad.after) == ({"gpu": 8}, {"gpu": 2})
+    assert "crosses sockets needlessly" in str(bad)
