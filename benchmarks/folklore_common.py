@@ -10,9 +10,10 @@ from common import prose
 
 from collc.language.library import find
 from collc.machine.flow import Flow, flow
-from collc.machine.growing import machines, mesh
 from collc.machine.placement import placed
 from collc.machine.price import priced
+from collc.machine.scaling.growing import machines, mesh
+from collc.machine.scaling.scale import SCHEDULES
 from collc.machine.simulation.simulate import simulate
 from collc.machine.topology import Machine
 from collc.machine.units import seconds
@@ -24,9 +25,7 @@ BERT = (
 TRUE, CONDITION, FALSE = "true", "true with a condition", "false"
 
 # By host: what is between nodes is cut by the scatter inside.
-RINGS = "ring.reduce_scatter @ gpu >> ring.all_reduce @ host >> ring.all_gather @ gpu"
-RING = "ring.all_reduce @ (host, gpu)"
-NATIVE = "native.all_reduce @ (host, gpu)"
+RINGS, RING, NATIVE = (SCHEDULES[name] for name in ("ring by host", "ring", "native"))
 
 
 @dataclass(frozen=True)
@@ -84,10 +83,6 @@ class Entry:
 def said(t: float | None) -> str:
     """Seconds in a table."""
     return "-" if t is None else seconds(t)
-
-
-def percent(x: float) -> str:
-    return f"{100 * x:.3g} %"
 
 
 def paragraphs(*blocks: str | Sequence[str]) -> tuple[str, ...]:

@@ -171,7 +171,8 @@ class Star:
     @property
     def time(self) -> float:
         star, ring = self.price
-        return star.abstract / ring.abstract  # pyright: ignore[reportOptionalOperand]
+        assert star.abstract is not None and ring.abstract is not None  # XLA's own takes no part
+        return star.abstract / ring.abstract
 
     def entry(self) -> Entry:
         star, ring = self.price

@@ -14,12 +14,13 @@ from folklore_common import (
     Entry,
     on,
     paragraphs,
-    percent,
     said,
 )
 
+from collc.machine.catalog import model
+from collc.machine.scaling.table import percent
+from collc.machine.scaling.work import UTILISATION
 from collc.machine.units import size as bytes_said
-from collc.machine.work import PEAK, UTILISATION
 
 EXCHANGES = {
     "pairwise": "pairwise.all_to_all @ (host, gpu)",
@@ -186,7 +187,7 @@ def embeddings() -> Embeddings:
     found = parameters()
     total = sum(found.values())
     local = found["token embeddings"] + found["other embeddings"]
-    compute = 6 * (total - local) * SEQUENCES * LENGTH / (PEAK["h100"] * UTILISATION)
+    compute = 6 * (total - local) * SEQUENCES * LENGTH / (model("h100").peak * UTILISATION)
     rows = tuple(
         (kind, *(on(kind, 64, NATIVE, 2 * n) for n in (total, total - local))) for kind in CLUSTERS
     )

@@ -15,12 +15,13 @@ from folklore_common import (
     Entry,
     cost,
     paragraphs,
-    percent,
     said,
 )
 
+from collc.machine.catalog import model
+from collc.machine.scaling.table import percent
+from collc.machine.scaling.work import UTILISATION
 from collc.machine.text import machine
-from collc.machine.work import PEAK, UTILISATION
 
 SHOWN = {RING: "flat ring", RINGS: "rings by host", NATIVE: "XLA's own"}
 
@@ -199,7 +200,7 @@ class Slow:
             paragraphs(
                 f"8 hosts of 8 H100; GPT of {GPT / 1e9:.2f} billion parameters, bfloat16, 16 "
                 f"sequences of 2048 tokens a GPU: 6 x parameters x tokens at {UTILISATION:.0%} of "
-                f"{PEAK['h100'] / 1e12:g} TFLOP/s, {said(self.compute)}. With half of the batch "
+                f"{model('h100').peak / 1e12:g} TFLOP/s, {said(self.compute)}. With half of the batch "
                 f"it would be {percent(self.half)}: this says as much of a batch as of a network.",
                 table([*head, "with half of the compute to hide it"], rows),
             ),
@@ -212,7 +213,7 @@ class Slow:
 
 @cache
 def slow() -> Slow:
-    compute = 6 * GPT * TOKENS / (PEAK["h100"] * UTILISATION)
+    compute = 6 * GPT * TOKENS / (model("h100").peak * UTILISATION)
     rows = tuple(
         (t, *(cost(s, machine(t), {"host": 8, "gpu": 8}, 2 * GPT) for s in (RINGS, NATIVE)))
         for t in NETWORKS

@@ -66,9 +66,7 @@ class Order:
                 "rack, and 64 messages share an uplink; in the good one 4 hops do. "
                 "`collc.machine.placement.advice` finds the good order.",
                 table(["schedule", "abstract", "simulated", "lowered"], rows),
-                "Simulated, the bad order takes longer than in lock-step, since a crowded uplink "
-                "serves messages as they come, not step by step. By our model XLA's own follows "
-                "the order of its ranks too.",
+                "By our model XLA's own follows the order of its ranks too.",
             ),
             (
                 f'collc cost "{RING}" --machine "{RACKS}" --size {BERT}',

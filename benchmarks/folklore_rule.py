@@ -19,6 +19,7 @@ from folklore_common import (
 )
 
 from collc.machine.nccl import error
+from collc.machine.scaling.scale import SCHEDULES
 from collc.machine.units import size as bytes_said
 
 FABRICS = {
@@ -28,17 +29,13 @@ FABRICS = {
     "Ethernet": "ethernet",
     "unknown": "gpus=8 link=25GB/s,3us nics=1 net=25Gb/s,30us",
 }
-HALVING = "halving.all_reduce @ (host, gpu)"
-HALVINGS = "ring.reduce_scatter @ gpu >> halving.all_reduce @ host >> ring.all_gather @ gpu"
-TREE = "tree.double_all_reduce @ (host, gpu)"
-TREES = 'hierarchical("host", "gpu")'
 OURS = {
     "ring": RING,
-    "halving": HALVING,
-    "tree": TREE,
+    "halving": SCHEDULES["halving"],
+    "tree": SCHEDULES["tree"],
     "rings by host": RINGS,
-    "halving by host": HALVINGS,
-    "tree by host": TREES,
+    "halving by host": SCHEDULES["halving by host"],
+    "tree by host": SCHEDULES["tree by host"],
 }
 SIZES = (64 * KIB, 4 * MIB, 256 * MIB)
 # The rule as it is told, and a number of GPUs in each of its ranges: the first, and on NVL72.

@@ -179,8 +179,11 @@ class Output(Console):
 
         ``whole``: a table of numbers, which are never cut; its lines may be longer than the terminal's.
         """
+        width = self.width
+        self.width = 10_000 if whole else width
         with self.capture() as captured:
-            self.print(table, width=10_000 if whole else None, crop=not whole)
+            self.print(table)
+        self.width = width
         for row in captured.get().splitlines():
             line = Text.from_ansi(row)
             line.rstrip()

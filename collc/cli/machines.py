@@ -6,7 +6,7 @@ from collc.analysis.mesh import parse_mesh
 from collc.cli.common import placed
 from collc.errors import MachineError
 from collc.language.algebra import Schedule
-from collc.machine.placement import Placement, advice
+from collc.machine.placement import Placement, advice, left_out
 from collc.machine.topology import Machine
 
 
@@ -41,12 +41,7 @@ def on_mesh(
 
 def notes(place: Placement) -> Iterator[str]:
     """What is to be known of a placement: devices left out, and a better order."""
-    machine, used = place.machine, len(place.order)
-    if used < machine.devices:
-        nodes = len(set(machine.node_of(place.order).tolist()))
-        yield (
-            f"the mesh takes {used:,} of {machine.devices:,} devices, on {nodes:,} of {machine.nodes:,} "
-            f"node{'s' if machine.nodes > 1 else ''}"
-        )
+    if left := left_out(place):
+        yield left
     if better := advice(place):
         yield str(better)

@@ -21,9 +21,11 @@ from collc.cli.common import (
 from collc.errors import DataError, MachineError
 from collc.language.ir import integer
 from collc.machine import units
-from collc.machine.growing import machines
-from collc.machine.scaling import SCHEDULES, Point, Study, scale
-from collc.machine.work import UTILISATION, Work, work
+from collc.machine.scaling.growing import machines
+from collc.machine.scaling.scale import SCHEDULES, scale
+from collc.machine.scaling.study import Point, Study
+from collc.machine.scaling.table import explain
+from collc.machine.scaling.work import UTILISATION, Work, work
 
 STEP = "The step"
 
@@ -121,7 +123,7 @@ def scaling(
         console.line(f"{receipt}: {step.flops:.3g} FLOP a device, {units.size(size)} reduced")
         for note in step.notes:
             console.line(f"  note: {note}", "yellow")
-    for line in study.explain().splitlines():
+    for line in explain(study).splitlines():
         console.line(line)
 
 

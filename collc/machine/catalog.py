@@ -1,4 +1,4 @@
-"""Machines by name, and models of GPUs, as data: TOML files in ``catalog/`` and ``gpus.toml``."""
+"""Machines by name, and models of GPUs, as data: TOML files in ``machines/`` and ``gpus.toml``."""
 
 import os
 import tomllib
@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from collc.errors import MachineError, nearest
-from collc.machine.readers import speeds
+from collc.machine import speeds
 from collc.machine.shape import Shape, Tree, parse_wire
 from collc.machine.units import parse_bandwidth, parse_time
 
-CATALOGUE = Path(__file__).with_name("catalog")
+CATALOGUE = Path(__file__).with_name("machines")
 MODELS = Path(__file__).with_name("gpus.toml")
 ACCESSES = 3  # of memory for a byte added: two are read, one is written
 
@@ -22,17 +22,17 @@ ACCESSES = 3  # of memory for a byte added: two are read, one is written
 class Model:
     """A model of GPU. ``nvlink``: bytes a second of one NVLink, each way; ``pcie``: of 16 lanes.
 
-    ``sm``: compute capability x 10; ``memory``: bytes a second; ``constants``: the model whose
-    constants NCCL has for it.
+    ``sm``: compute capability x 10; ``memory``: bytes a second; ``peak``: FLOP/s of dense products in
+    bfloat16; ``constants``: the model whose constants NCCL has for it.
     """
 
     name: str
-    title: str
     sm: int
     nvlinks: int
     nvlink: float
     pcie: float
     memory: float
+    peak: float
     constants: str
 
     @property
@@ -49,7 +49,6 @@ class Entry:
     """
 
     name: str
-    title: str
     gpu: str
     shape: Shape
     rails: float | None
@@ -57,11 +56,11 @@ class Entry:
     assumed: tuple[str, ...]
 
 
-_TEXTS = ("title", "gpu", "link", "net", "rails")
+_TEXTS = ("gpu", "link", "net", "rails")
 _NUMBERS = ("gpus", "domain", "nics")
 _TREE = ("sockets", "switches", "socket")
 _OPTIONAL = (*_TREE, "memory")
-_MODEL = {"title": str, "sm": int, "nvlinks": int, "nvlink": str, "pcie": int, "memory": str}
+_MODEL = {"sm": int, "nvlinks": int, "nvlink": str, "pcie": int, "memory": str, "peak": float}
 _MODEL |= {"constants": str}
 
 
@@ -116,6 +115,15 @@ def model(name: str) -> Model:
     return _models()[name]
 
 
+def by_sm(sm: int) -> Model | None:
+    """The model that a GPU of compute capability sm / 10 is taken to be; None where there is none.
+
+    >>> by_sm(90).name, by_sm(75)
+    ('h100', None)
+    """
+    return next((found for found in _models().values() if found.sm == sm), None)
+
+
 @cache
 def _known(name: str) -> Entry:
     return _read(CATALOGUE / f"{name}.toml")
@@ -152,12 +160,17 @@ def _entry(name: str, fields: Mapping[str, Any]) -> Entry:
         if wires[field].latency is None:
             raise MachineError(f"{field} says no latency. Write {fields[field]},1us.")
     if any(field in fields for field in _TREE) and not all(field in fields for field in _TREE):
-        raise MachineError(f"{', '.join(_TREE)} come together.")
+        raise MachineError(f"{', '.join(_TREE)} come together. Say all of them, or none.")
     tree = (
         Tree(fields["sockets"], fields["switches"], wires["socket"]) if "socket" in wires else None
     )
-    if tree and (fields["gpus"] % (tree.sockets * tree.switches) or fields["domain"] > 1):
-        raise MachineError(f"{fields['gpus']} gpus do not fit {tree.sockets} x {tree.switches}.")
+    if tree and fields["domain"] > 1:
+        raise MachineError("sockets are of one host, a domain of several. Say domain = 1.")
+    if tree and fields["gpus"] % (tree.sockets * tree.switches):
+        raise MachineError(
+            f"{fields['gpus']} gpus cannot be shared evenly by {tree.sockets} sockets x "
+            f"{tree.switches} switches. Say a multiple of {tree.sockets * tree.switches}."
+        )
     if bool(fields["gpu"]) == ("memory" in fields):
         raise MachineError('a model tells its memory: say gpu = "h100", or gpu = "" and memory.')
     gpu = model(fields["gpu"]) if fields["gpu"] else None
@@ -174,7 +187,7 @@ def _entry(name: str, fields: Mapping[str, Any]) -> Entry:
     rails = parse_time(fields["rails"]) if fields["rails"] else None
     assumed = tuple(str(sentence) for sentence in fields["assumed"])
     constants = gpu.constants if gpu else ""
-    return Entry(name, fields["title"], constants, shape, rails, ACCESSES / memory, assumed)
+    return Entry(name, constants, shape, rails, ACCESSES / memory, assumed)
 
 
 def _load(path: Path) -> dict[str, Any]:
@@ -198,4 +211,6 @@ def _check(
             raise MachineError(f"{where}: {name} has to be from 1 to 1024, not {value}.")
     missing = [name for name in types if name not in fields and name not in optional]
     if missing:
-        raise MachineError(f"{where}: {', '.join(missing)} missing.")
+        raise MachineError(
+            f"{where}: {', '.join(missing)} missing. Add what dgx-h100.toml of collc says for it."
+        )

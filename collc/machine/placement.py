@@ -85,6 +85,19 @@ def _outermost(machine: Machine, src: Ints, dst: Ints) -> str:
     return machine.kinds[int(used.max())]
 
 
+def left_out(placement: Placement) -> str:
+    """What is said where a mesh takes less than the machine; "" where it takes all of it."""
+    machine, used = placement.machine, len(placement.order)
+    if used == machine.devices:
+        return ""
+    nodes = len(np.unique(machine.node_of(placement.order)))
+    plural = "s" if machine.nodes > 1 else ""
+    return (
+        f"the mesh takes {used:,} of {machine.devices:,} devices, on {nodes:,} of "
+        f"{machine.nodes:,} node{plural}"
+    )
+
+
 @dataclass(frozen=True)
 class Advice:
     """A better order: ``devices`` by rank, and by axis the neighbours on other nodes or sockets.

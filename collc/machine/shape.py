@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import networkx as nx
 
 from collc.errors import MachineError
+from collc.machine import speeds
 from collc.machine.graph import OUTSIDE, wire
-from collc.machine.readers import speeds
 from collc.machine.topology import NETWORK
 from collc.machine.units import bandwidth, parse_bandwidth, parse_time, seconds
 
@@ -63,12 +63,7 @@ class Shape:
                 f"a node of {self.domain} x {self.gpus} GPUs: at most {MOST_GPUS} are in one "
                 "NVLink domain. Say more hosts= of fewer gpus=."
             )
-        many, few = max(self.nics, self.gpus), min(self.nics, self.gpus)
-        if few and many % few:
-            raise MachineError(
-                f"{self.gpus} GPUs and {self.nics} NICs in a host: neither number divides the "
-                f"other, so they cannot share evenly. Say nics={self.gpus}."
-            )
+        evenly(self.gpus, self.nics)
 
     @property
     def share(self) -> int:
@@ -91,6 +86,24 @@ class Shape:
         return (f"the {self.share} NICs of a GPU are counted as one of {one}",)
 
 
+def evenly(gpus: int, nics: int) -> None:
+    """Whether the GPUs of a host can share its NICs, or each have several. Raises MachineError."""
+    many, few = max(nics, gpus), min(nics, gpus)
+    if few and many % few:
+        raise MachineError(
+            f"{gpus} GPUs and {nics} NICs in a host: neither number divides the other, so they "
+            f"cannot share evenly. Say nics={gpus}."
+        )
+
+
+def spoke(
+    graph: "nx.DiGraph[str]", a: str, hub: str, kind: str, bandwidth: float, latency: float
+) -> None:
+    """A wire to a hub and back, with the latency of the whole way on its first half."""
+    wire(graph, a, hub, kind, bandwidth)
+    graph.edges[a, hub]["latency"] = latency
+
+
 def draw(shape: Shape, hosts: int) -> "nx.DiGraph[str]":
     """The graph of a node with so many hosts."""
     graph: nx.DiGraph[str] = nx.DiGraph()
@@ -106,8 +119,8 @@ def _star(graph: "nx.DiGraph[str]", shape: Shape, hosts: int) -> None:
     for i in range(count):
         graph.add_node(f"gpu{i}", kind="gpu", index=i)
         if count > 1:
-            wire(graph, f"gpu{i}", "switch", shape.kind, shape.link.bandwidth)
-            graph.edges[f"gpu{i}", "switch"]["latency"] = shape.link.latency
+            late = shape.link.latency or 0.0
+            spoke(graph, f"gpu{i}", "switch", shape.kind, shape.link.bandwidth, late)
     if not shape.nics:
         return
     nics = shape.nics // shape.share
@@ -142,7 +155,6 @@ def _tree(graph: "nx.DiGraph[str]", shape: Shape, hosts: int) -> None:
 
 
 def _nic(graph: "nx.DiGraph[str]", i: int, rate: float, latency: float) -> None:
-    """A NIC with its way to the network; the way back has no latency of its own."""
+    """A NIC with its way to the network."""
     graph.add_node(f"nic{i}", kind="nic", index=i)
-    wire(graph, f"nic{i}", OUTSIDE, NETWORK, rate)
-    graph.edges[f"nic{i}", OUTSIDE]["latency"] = latency
+    spoke(graph, f"nic{i}", OUTSIDE, NETWORK, rate, latency)

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from collc.errors import MachineError
 from collc.machine import catalog
-from collc.machine.describe import describe
 from collc.machine.graph import node
 from collc.machine.readers import merge
 from collc.machine.readers.build import build, switched
@@ -16,8 +15,6 @@ from collc.machine.shape import Shape, Wire, draw
 from collc.machine.topology import Machine, Network, Node
 from collc.machine.units import bandwidth, parse_bandwidth, parse_time, seconds
 from collc.machine.words import WORDS, Said, split
-
-__all__ = ["WORDS", "describe", "machine"]
 
 # What a machine of one's own is like where it does not say: an H100's NVLink, NDR InfiniBand.
 _GPUS, _LINK, _NET = 8, Wire(450e9, 1.5e-6), Wire(50e9, 5e-6)

@@ -9,6 +9,7 @@ import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 
 from collc.errors import MachineError, nearest
 from collc.machine.shape import Wire, parse_wire
@@ -112,9 +113,8 @@ def split(text: str) -> Said:
 
 def _near(word: str) -> str:
     """The known words that are near, with an example."""
-    known = nearest(word, WORDS)
-    first = known.removeprefix("Did you mean ").removesuffix("?").split(" or ")[0]
-    return f"{known} Write {WORDS.get(first, _EXAMPLE)}."
+    close = get_close_matches(word, sorted(WORDS), n=1, cutoff=0.5)
+    return f"{nearest(word, WORDS)} Write {WORDS[close[0]] if close else _EXAMPLE}."
 
 
 def _source(token: str) -> tuple[tuple[str, ...], int | None]:

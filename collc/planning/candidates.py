@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cache, cached_property
+from functools import cached_property, lru_cache
 from itertools import chain, permutations, product
 
 import numpy as np
@@ -23,7 +23,7 @@ from collc.language.expand import expand
 from collc.language.ir import Program
 from collc.language.library import contents, modules
 from collc.language.parse import parse
-from collc.language.states import KINDS, SHARD
+from collc.language.states import COLLECTIVES, KINDS, SHARD
 from collc.planning.compose import native
 from collc.planning.registry import Algorithm, algorithm
 
@@ -154,7 +154,7 @@ def _levels(sizes: Mapping[str, int], axis: str, collective: str, outermost: boo
     return [level for level in own if all(_feasible(s @ axis, sizes) for s in level)]
 
 
-@cache
+@lru_cache(maxsize=1)
 def _algorithms() -> tuple[Algorithm, ...]:
     """Those that need no parameters: of a module as a whole, and of each of its schedules."""
     found: list[Algorithm] = []
@@ -171,14 +171,14 @@ def _algorithms() -> tuple[Algorithm, ...]:
     return tuple(found)
 
 
-@cache
+@lru_cache(maxsize=1)
 def _halves() -> tuple[tuple[Schedule, Schedule], ...]:
     """Scatters, each with the gather that goes with it."""
     each = ((a.get("reduce_scatter"), a.get("all_gather")) for a in _algorithms())
     return tuple(dict.fromkeys((down, up) for down, up in each if down and up))
 
 
-@cache
+@lru_cache(maxsize=len(COLLECTIVES))
 def _whole(collective: str) -> tuple[Schedule, ...]:
     """Schedules of one collective, also in slices."""
     each = (
@@ -211,7 +211,7 @@ def _feasible(schedule: Schedule, sizes: Mapping[str, int]) -> bool:
         return False
 
 
-@cache
+@lru_cache(maxsize=1024)
 def _feasible_on(leaf: Leaf, n: int) -> bool:
     if n > 64:
         few, more = (expand(leaf, ranks) for ranks in (32, 64))

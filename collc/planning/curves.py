@@ -154,7 +154,7 @@ class Costs:
             far=np.array(far, np.bool_),
             latency=np.array(latency, np.float64),
             chunks=np.array(chunks, np.int64),
-            busy=np.array(busy, np.float64).reshape(len(rows), -1),
+            busy=np.array(busy, np.float64).reshape(len(rows), len(self.placement.machine.kinds)),
             adds=np.array(adds, np.bool_),
         )
 

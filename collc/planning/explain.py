@@ -8,7 +8,7 @@ from rich.table import Table
 
 from collc.analysis.certificate import Certificate, certify, share
 from collc.language.states import COLLECTIVES
-from collc.planning.choose import Choices
+from collc.machine import units
 from collc.planning.forecast import forecast
 from collc.planning.plan import Plan
 
@@ -58,7 +58,7 @@ def explain(plan: Plan) -> str:
             f"Chosen for {plan.tuned.use} values by a sweep on this machine: clearly faster than XLA's "
             f"own, or XLA's own.{f' What was measured: {plan.tuned.where}.' if plan.tuned.where else ''}"
         )
-    if plan.chosen is not None and plan.chosen.choices:
+    if plan.chosen is not None:
         lines.append("Chosen by size, by the price on the machine, for a rank's full buffer S.")
     rest = [a for a, n in plan.sizes if a not in plan.axes and n > 1]
     if rest:
@@ -74,18 +74,10 @@ def _rows(plan: Plan) -> Iterator[tuple[str, Certificate | None]]:
     for collective in COLLECTIVES:
         if collective not in plan.collectives:
             yield collective, None
-        elif choices := _by_size(plan, collective):
-            for least, schedule in choices:
-                label = f"{collective} from {least / 1024:,.0f} KiB" if least else collective
-                yield label, certify(schedule, dict(plan.sizes))
-        else:
-            yield collective, plan.certificate(collective)
-
-
-def _by_size(plan: Plan, collective: str) -> Choices:
-    if plan.tuned is not None and collective == "all_reduce":
-        return plan.tuned.choices
-    return plan.chosen.of(collective) if plan.chosen is not None else ()
+            continue
+        for least, schedule in plan.by_size(collective).entries:
+            label = f"{collective} from {units.size(least)}" if least else collective
+            yield label, certify(schedule, dict(plan.sizes))
 
 
 _NUMBERS = {"steps", "rounds", "sent", "bound", "depth"}

@@ -17,12 +17,12 @@ from collc.language.algebra import Schedule
 from collc.language.foreign import shown
 from collc.language.ir import integer
 from collc.language.states import COLLECTIVES
-from collc.machine.placement import placed
 from collc.machine.topology import Machine
 from collc.planning.agree import compare
-from collc.planning.choose import Chosen, at, choose, order_of
+from collc.planning.by_size import BySize
 from collc.planning.compose import composed, native
 from collc.planning.registry import Algorithm, algorithm
+from collc.planning.site import Chosen, Site, site_of
 from collc.planning.tune import Tuned, tune
 from collc.receipts.timing import USES
 
@@ -32,7 +32,8 @@ class Plan:
     """Which schedule each axis of a mesh takes. Made by ``collc.plan``; hashable.
 
     ``digest`` covers what every schedule of the plan does on its mesh, so that two plans are equal
-    only where they send the same between the same devices.
+    only where they send the same between the same devices. ``tuned``: what a sweep chose. ``site``:
+    the machine that the plan is priced on; ``chosen``: what was chosen by price there.
     """
 
     mesh: Mesh | AbstractMesh = field(repr=False)
@@ -40,6 +41,7 @@ class Plan:
     algorithms: tuple[tuple[str, Algorithm], ...] = field(compare=False)
     digest: str
     tuned: Tuned | None = field(default=None, compare=False)
+    site: Site | None = field(default=None, compare=False, repr=False)
     chosen: Chosen | None = field(default=None, compare=False, repr=False)
 
     @cached_property
@@ -51,11 +53,6 @@ class Plan:
     def ranks(self) -> int:
         """The number of ranks over all of the plan's axes."""
         return math.prod(n for axis, n in self.sizes if axis in self.axes)
-
-    @property
-    def ranks_of_mesh(self) -> int:
-        """The number of ranks over all axes of the mesh."""
-        return math.prod(n for _, n in self.sizes)
 
     def schedule(
         self, collective: str, axes: Sequence[str] | None = None, *, size: int | None = None
@@ -72,9 +69,13 @@ class Plan:
                 f"a plan has no {collective!r}. {nearest(str(collective), COLLECTIVES)}"
             )
         if size is not None and (integer(size) is None or size < 0):
-            raise PlanError(f"size is a number of bytes, not {shown(size)}")
+            raise PlanError(
+                f"size is a number of bytes, not {shown(size)}. Give 0 or more, or None."
+            )
         if axes is not None and not isinstance(axes, list | tuple):
-            raise PlanError(f"axes is a tuple of axis names, not {shown(axes)}")
+            raise PlanError(
+                f"axes is a tuple of axis names, not {shown(axes)}. Write {self.axes!r}, or some of it."
+            )
         given = self.axes if axes is None else tuple(axes)
         for axis in given:
             if axis not in self.axes:
@@ -90,14 +91,19 @@ class Plan:
                 f"{collective} over {', '.join(given)}: a plan numbers ranks in the mesh's order, "
                 f"{', '.join(chosen)}. Name the axes so, or pass a schedule."
             )
-        choices = self.chosen.of(collective) if self.chosen is not None else ()
-        if choices and chosen == self.axes:
-            return at(choices, size)
-        if self.tuned is not None and chosen == self.axes:
-            return (
-                self.tuned.at(size) if collective == "all_reduce" else native(collective) @ chosen
-            )
+        if chosen == self.axes:
+            return self.by_size(collective).at(size)
         return composed(dict(self.algorithms), collective, chosen)
+
+    def by_size(self, collective: str) -> BySize:
+        """The schedules of a collective over all axes of the plan; one for all sizes where named."""
+        if self.chosen is not None:
+            return self.chosen.of(collective)
+        if self.tuned is not None and collective == "all_reduce":
+            return self.tuned.choices
+        if self.tuned is not None:
+            return BySize(((0, native(collective) @ self.axes),))
+        return BySize(((0, composed(dict(self.algorithms), collective, self.axes)),))
 
     @property
     def collectives(self) -> tuple[str, ...]:
@@ -121,25 +127,17 @@ class Plan:
         """
         from collc.planning import saved
 
-        text = saved.text(self)
-        try:
-            saved.read(text, self.mesh, "its text")
-        except PlanError as e:
-            raise PlanError(
-                f"the plan cannot be saved: {e} Name its schedules and its machine by text, those of a "
-                "file as 'path/to/file.py:name'."
-            ) from e
-        return text
+        return saved.text(self)
 
     def __str__(self) -> str:
         mesh = ", ".join(f"{axis}={n}" for axis, n in self.sizes)
-        auto = self.tuned is not None or (self.chosen is not None and bool(self.chosen.choices))
+        auto = self.tuned is not None or self.chosen is not None
         choice = ", ".join(
             f"{json.dumps(a)}: {json.dumps('auto' if auto else x.source)}"
             for a, x in self.algorithms
         )
         more = "" if self.tuned is None else f', use="{self.tuned.use}"'
-        more += "" if self.chosen is None else f", machine={json.dumps(str(self.chosen.machine))}"
+        more += "" if self.site is None else f", machine={json.dumps(str(self.site.machine))}"
         return f"collc.plan(mesh({mesh}), {{{choice}}}{more})"
 
     def save(self, path: str | Path) -> None:
@@ -211,41 +209,35 @@ def plan(
         raise PlanError(
             f"use={use!r} is for what is measured here, machine= for what is predicted. Drop one."
         )
+    _known(mesh, axes)
+    where = None if machine is None else site_of(mesh, machine)
     automatic = [axis for axis, own in axes.items() if isinstance(own, str) and own == "auto"]
     if not automatic:
         if use is not None:
             raise PlanError(
                 f'use={use!r} has an effect on "auto" only, which no axis takes. Drop it.'
             )
-        _known(mesh, axes)
-        return _compared(
-            make(mesh, axes, chosen=None if machine is None else placed_on(mesh, machine))
-        )
+        return _compared(make(mesh, axes, site=where))
     if len(automatic) < len(axes):
         rest = ", ".join(axis for axis in axes if axis not in automatic)
         raise PlanError(
-            f'"auto" chooses for all axes of a plan together, but {rest} has a schedule of its own.'
+            f'"auto" chooses for all axes of a plan together, but {rest} has a schedule of its own. '
+            'Name one for each of them, or "auto".'
         )
-    _known(mesh, axes)
     chosen = tuple(a for a in mesh.axis_names if a in axes)
-    natively = dict.fromkeys(chosen, "native")
-    if machine is not None:
-        on = placed_on(mesh, machine)
-        sizes = tuple((a, mesh.shape[a]) for a in mesh.axis_names)
-        return _compared(make(mesh, natively, chosen=choose(on.machine, sizes, on.order, chosen)))
+    if where is not None:
+        return _compared(priced(mesh, chosen, where))
     use = "fresh" if use is None else use
     if use not in USES:
-        raise PlanError(f"use is {', '.join(USES)}, not {use!r}")
-    return _compared(make(mesh, natively, tune(mesh, chosen, use)))
+        raise PlanError(
+            f"use is {', '.join(USES)}, not {use!r}. Name one, or leave it out for fresh."
+        )
+    return _compared(make(mesh, dict.fromkeys(chosen, "native"), tune(mesh, chosen, use)))
 
 
-def placed_on(mesh: Mesh | AbstractMesh, machine: str | Machine) -> Chosen:
-    """The machine, with the devices of the mesh on it. Raises MachineError."""
-    from collc.machine.text import machine as read
-
-    made = Chosen(read(machine), order_of(mesh))
-    placed(made.machine, {a: mesh.shape[a] for a in mesh.axis_names}, made.order)
-    return made
+def priced(mesh: Mesh | AbstractMesh, axes: tuple[str, ...], where: Site) -> Plan:
+    """The plan over some axes of a mesh, in its order, that chooses by price on its site."""
+    return make(mesh, dict.fromkeys(axes, "native"), site=where, chosen=where.choose(axes))
 
 
 def _known(mesh: Mesh | AbstractMesh, axes: Iterable[str]) -> None:
@@ -258,6 +250,7 @@ def make(
     mesh: Mesh | AbstractMesh,
     axes: Mapping[str, str | Schedule],
     tuned: Tuned | None = None,
+    site: Site | None = None,
     chosen: Chosen | None = None,
 ) -> Plan:
     """A plan that this process alone knows of: not compared with the other processes' yet."""
@@ -271,16 +264,15 @@ def make(
                 "all-reduce takes all_reduce, reduce_scatter and all_gather, or reduce and broadcast. "
                 "Name a module that has them, or one schedule of both (first >> second)."
             )
-    sizes = tuple((a, mesh.shape[a]) for a in mesh.axis_names)
-    digests = [(axis, digest_of(a, axis, dict(sizes))) for axis, a in named]
+    sizes = {a: mesh.shape[a] for a in mesh.axis_names}
+    digests = [(axis, own.digest(axis, sizes)) for axis, own in named]
     by_size = [] if tuned is None else [("", tuned.choices)]
-    for collective, choices in [*by_size, *(chosen.choices if chosen is not None else ())]:
-        digests += [
-            (f"{collective} {least} = {s}".strip(), certify(s, dict(sizes)).digest)
-            for least, s in choices
-        ]
-    digest = hashlib.sha256(f"{sizes} {digests}".encode()).hexdigest()[:16]
-    made = Plan(mesh, sizes, named, digest, tuned, chosen)
+    for collective, choices in [*by_size, *(() if chosen is None else chosen.choices)]:
+        lines = [f"{collective} {line}".strip() for line in choices.lines]
+        digests += zip(lines, choices.digests(sizes), strict=True)
+    ordered = tuple(sizes.items())
+    digest = hashlib.sha256(f"{ordered} {digests}".encode()).hexdigest()[:16]
+    made = Plan(mesh, ordered, named, digest, tuned, site, chosen)
     for collective in made.collectives:
         made.certificate(collective)
     return made
@@ -294,9 +286,3 @@ def _check_mesh(mesh: Any) -> None:
 def _compared(made: Plan) -> Plan:
     compare("plans", {"plan": str(made), "digest": made.digest})
     return made
-
-
-def digest_of(own: Algorithm, axis: str, sizes: Mapping[str, int]) -> str:
-    """Of all that the algorithm's schedules do on an axis; each of them is proved on the way."""
-    each = [(c, certify(s @ axis, sizes).digest) for c, s in own.schedules]
-    return hashlib.sha256(str(each).encode()).hexdigest()[:16]

@@ -1,9 +1,11 @@
 """From the name of an algorithm to its schedules, one for each collective that it knows."""
 
 import functools
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from collc.analysis.certificate import certify
 from collc.errors import PlanError, nearest
 from collc.language.algebra import Beside, Schedule, Then, beside, then
 from collc.language.leaves import Family
@@ -30,6 +32,11 @@ class Algorithm:
             if len(parts) == len(names):
                 return functools.reduce(lambda first, then: first >> then, parts)
         return None
+
+    def digest(self, axis: str, sizes: Mapping[str, int]) -> str:
+        """Of all that its schedules do on an axis of a mesh; each of them is proved on the way."""
+        each = [(c, certify(s @ axis, sizes).digest) for c, s in self.schedules]
+        return hashlib.sha256(str(each).encode()).hexdigest()[:16]
 
 
 def algorithm(source: str | Schedule) -> Algorithm:

@@ -1,104 +1,110 @@
 """Plans as text: what the file of a plan says, and the way back."""
 
-from collections.abc import Mapping
-from dataclasses import replace
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 from jax.sharding import AbstractMesh, Mesh
 
 from collc.analysis.certificate import certify
 from collc.errors import CollcError, PlanError, ScheduleError
+from collc.language.algebra import Schedule
 from collc.language.states import COLLECTIVES
-from collc.planning.plan import Plan, digest_of, make, placed_on
-from collc.planning.tune import Tuned, read_choices
+from collc.planning.by_size import BySize
+from collc.planning.plan import Plan, make
+from collc.planning.site import Chosen, site_of
+from collc.planning.tune import Tuned
 from collc.receipts.timing import USES
 
 
+@dataclass(frozen=True)
+class _Said:
+    """What the lines of a text say. Digests are those of when the plan was made.
+
+    ``axes``: of each one its digest and its source. ``kept``: (digest, schedule) of each choice.
+    """
+
+    sizes: dict[str, int]
+    axes: dict[str, tuple[str, str]]
+    meanings: dict[str, str]
+    machine: str
+    tuned: Tuned | None
+    chosen: Chosen | None
+    kept: list[tuple[str, Schedule]]
+
+
 def text(plan: Plan) -> str:
-    """The plan's source, with a digest of everything that it sends."""
-    size = dict(plan.sizes)
-    lines = ["# A plan of collc: one schedule for each mesh axis.", "collc-plan 1"]
-    lines += [f"mesh {_mesh(size)}"]
-    lines += [f"axis {axis} {digest_of(a, axis, size)} = {a.source}" for axis, a in plan.algorithms]
+    """The plan's source, with a digest of everything that it sends.
+
+    Raises PlanError where it could not be read back.
+    """
+    made = "\n".join(_lines(plan)) + "\n"
+    try:
+        read(made, plan.mesh, "its text")
+    except PlanError as e:
+        raise PlanError(
+            f"the plan cannot be saved: {e} Name its schedules and its machine by text, those of a "
+            "file as 'path/to/file.py:name'."
+        ) from e
+    return made
+
+
+def _lines(plan: Plan) -> Iterator[str]:
+    sizes = dict(plan.sizes)
+    yield "# A plan of collc: one schedule for each mesh axis."
+    yield "collc-plan 1"
+    yield f"mesh {_mesh(sizes)}"
+    for axis, own in plan.algorithms:
+        yield f"axis {axis} {own.digest(axis, sizes)} = {own.source}"
     if plan.tuned is not None:
-        for (_, schedule), line in zip(plan.tuned.choices, plan.tuned.lines, strict=True):
-            lines.append(f"tuned {plan.tuned.use} {certify(schedule, size).digest} {line}")
+        yield from _choices(f"tuned {plan.tuned.use}", plan.tuned.choices, sizes)
+    if plan.site is not None:
+        yield f"machine {_digest(str(plan.site.machine))} {plan.site.machine}"
     if plan.chosen is not None:
-        lines.append(f"machine {plan.chosen.machine}")
-        for collective, choices in plan.chosen.choices:
-            for least, schedule in choices:
-                digest = certify(schedule, size).digest
-                lines.append(f"chosen {collective} {digest} {least} = {schedule}")
-    lines += [f"{collective} = {plan.meaning(collective)}" for collective in COLLECTIVES]
-    return "\n".join(lines) + "\n"
+        for collective, own in plan.chosen.choices:
+            yield from _choices(f"chosen {collective}", own, sizes)
+    for collective in COLLECTIVES:
+        yield f"{collective} = {plan.meaning(collective)}"
+
+
+def _choices(what: str, own: BySize, sizes: Mapping[str, int]) -> Iterator[str]:
+    for digest, line in zip(own.digests(sizes), own.lines, strict=True):
+        yield f"{what} {digest} {line}"
 
 
 def read(text: str, mesh: Mesh | AbstractMesh, path: str) -> Plan:
     """The plan of a text, checked against what its schedules are now."""
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
     if not lines or lines[0].split() != ["collc-plan", "1"]:
-        raise PlanError(f"{path} is no plan of collc: it has to begin with 'collc-plan 1'.")
-    named: dict[str, str] = {}
-    digests: dict[str, str] = {}
-    meanings: dict[str, str] = {}
-    sizes: dict[str, int] = {}
-    tuned: dict[str, list[tuple[str, str]]] = {}
-    priced: dict[str, list[tuple[str, str]]] = {}
-    machine = ""
+        raise PlanError(
+            f"{path} is no plan of collc: it has to begin with 'collc-plan 1'. Give a file that "
+            "Plan.save has written."
+        )
     try:
-        for line in lines[1:]:
-            word, rest = line.split(maxsplit=1)
-            if word == "mesh":
-                sizes = {a: int(n) for a, n in (pair.split("=") for pair in rest.split())}
-            elif word == "axis":
-                left, source = rest.split(" = ", 1)
-                axis, digest = left.split()
-                named[axis], digests[axis] = source, digest
-            elif word == "tuned":
-                use, digest, line = rest.split(maxsplit=2)
-                tuned.setdefault(use, []).append((digest, line))
-            elif word == "machine":
-                machine = rest
-            elif word == "chosen":
-                collective, digest, line = rest.split(maxsplit=2)
-                priced.setdefault(collective, []).append((digest, line))
-            elif word in COLLECTIVES:
-                meanings[word] = rest.removeprefix("= ")
-            else:
-                raise ValueError(word)
-        if set(meanings) != set(COLLECTIVES):
-            raise ValueError("it ends too early")
-        if len(tuned) > 1:
-            raise ValueError("it is tuned for several uses")
-        by_size = None
-        for use, own in tuned.items():
-            if use not in USES:
-                raise ValueError(f"tuned for {use!r}, which is none of {', '.join(USES)}")
-            by_size = Tuned(use, read_choices([line for _, line in own]))
-        if priced and (set(priced) != set(COLLECTIVES) or not machine or tuned):
-            raise ValueError("it was chosen for a machine, but does not say all of that")
-        choices = tuple((c, read_choices([line for _, line in own])) for c, own in priced.items())
+        said = _said(lines[1:])
     except (ValueError, ScheduleError) as e:
         raise PlanError(f"{path} is damaged ({e}). Make the plan again.") from None
     now = {a: mesh.shape[a] for a in mesh.axis_names}
-    if now != sizes:
-        raise PlanError(f"{path} is for the mesh {_mesh(sizes)}, but this one is {_mesh(now)}.")
+    if now != said.sizes:
+        raise PlanError(
+            f"{path} is for the mesh {_mesh(said.sizes)}, but this one is {_mesh(now)}. Load it for "
+            "such a mesh, or make a new plan."
+        )
     try:
-        on = replace(placed_on(mesh, machine), choices=choices) if machine else None
+        site = site_of(mesh, said.machine) if said.machine else None
     except CollcError as e:
-        raise PlanError(f"{path}: its machine {machine} cannot be used: {e}") from e
+        raise PlanError(f"{path}: its machine {said.machine} cannot be used: {e}") from e
+    named = {axis: source for axis, (_, source) in said.axes.items()}
     try:
-        result = make(mesh, named, by_size, on)
+        result = make(mesh, named, said.tuned, site, said.chosen)
     except CollcError as e:
         raise PlanError(f"{path}: its schedules cannot be used any more: {e}") from e
     for axis, own in result.algorithms:
-        was, is_now = digests[axis], digest_of(own, axis, now)
-        _unchanged(path, named[axis], f"on {axis} ", was, is_now)
-    kept = [(own, by_size.choices) for own in tuned.values() if by_size is not None]
-    kept += [(priced[collective], own) for collective, own in choices]
-    for own, known in kept:
-        for (digest, _), (_, schedule) in zip(own, known, strict=True):
-            _unchanged(path, str(schedule), "", digest, certify(schedule, now).digest)
-    for collective, schedule in meanings.items():
+        then, source = said.axes[axis]
+        _unchanged(path, source, f"on {axis} ", then, own.digest(axis, now))
+    for then, schedule in said.kept:
+        _unchanged(path, str(schedule), "", then, certify(schedule, now).digest)
+    for collective, schedule in said.meanings.items():
         current = result.meaning(collective)
         if current != schedule:
             raise PlanError(
@@ -108,6 +114,67 @@ def read(text: str, mesh: Mesh | AbstractMesh, path: str) -> Plan:
     return result
 
 
+def _said(lines: Iterable[str]) -> _Said:
+    """What the lines say. Raises ValueError or ScheduleError where they are none of a plan's."""
+    sizes: dict[str, int] = {}
+    axes: dict[str, tuple[str, str]] = {}
+    meanings: dict[str, str] = {}
+    machine = ""
+    by_size: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for line in lines:
+        word, rest = line.split(maxsplit=1)
+        if word == "mesh":
+            sizes = {a: int(n) for a, n in (pair.split("=") for pair in rest.split())}
+        elif word == "axis":
+            left, source = rest.split(" = ", 1)
+            axis, digest = left.split()
+            axes[axis] = digest, source
+        elif word in ("tuned", "chosen"):
+            name, digest, choice = rest.split(maxsplit=2)
+            by_size.setdefault((word, name), []).append((digest, choice))
+        elif word == "machine":
+            digest, machine = rest.split(maxsplit=1)
+            if digest != _digest(machine):
+                raise ValueError(f"its machine is {machine}, which it was not made for")
+        elif word in COLLECTIVES:
+            meanings[word] = rest.removeprefix("= ")
+        else:
+            raise ValueError(word)
+    if set(meanings) != set(COLLECTIVES):
+        raise ValueError("it ends too early")
+    choices = {key: BySize.read(line for _, line in own) for key, own in by_size.items()}
+    kept = [
+        (digest, schedule)
+        for key, own in by_size.items()
+        for (digest, _), (_, schedule) in zip(own, choices[key].entries, strict=True)
+    ]
+    tuned, chosen = _tuned(choices), _chosen(choices)
+    if chosen is not None and (not machine or tuned is not None):
+        raise ValueError("it was chosen for a machine, but does not say all of that")
+    return _Said(sizes, axes, meanings, machine, tuned, chosen, kept)
+
+
+def _tuned(choices: Mapping[tuple[str, str], BySize]) -> Tuned | None:
+    uses = [use for word, use in choices if word == "tuned"]
+    if not uses:
+        return None
+    if len(uses) > 1:
+        raise ValueError("it is tuned for several uses")
+    (use,) = uses
+    if use not in USES:
+        raise ValueError(f"tuned for {use!r}, which is none of {', '.join(USES)}")
+    return Tuned(use, choices["tuned", use].entries)
+
+
+def _chosen(choices: Mapping[tuple[str, str], BySize]) -> Chosen | None:
+    own = {name: by_size for (word, name), by_size in choices.items() if word == "chosen"}
+    if not own:
+        return None
+    if set(own) != set(COLLECTIVES):
+        raise ValueError("it was chosen for a machine, but does not say all of that")
+    return Chosen(tuple((collective, own[collective]) for collective in COLLECTIVES))
+
+
 def _unchanged(path: str, what: str, where: str, then: str, now: str) -> None:
     """Raises PlanError where a schedule sends something else than when the plan was made."""
     if then != now:
@@ -115,6 +182,10 @@ def _unchanged(path: str, what: str, where: str, then: str, now: str) -> None:
             f"{path}: {what} does something else {where}today than when the plan was made (digest "
             f"{then} then, {now} now). Bring its file back, or make a new plan."
         )
+
+
+def _digest(machine: str) -> str:
+    return hashlib.sha256(machine.encode()).hexdigest()[:16]
 
 
 def _mesh(sizes: Mapping[str, int]) -> str:

@@ -29,6 +29,7 @@ from collc.errors import CollcError, PlanError
 from collc.language.algebra import Schedule
 from collc.language.parse import parse
 from collc.planning.agree import share
+from collc.planning.by_size import BySize
 from collc.planning.compose import composed, native
 from collc.planning.registry import algorithm
 from collc.receipts.timing import Repeated, compiled, in_turns, per_device, zeros
@@ -51,40 +52,20 @@ ALONE = (
 
 @dataclass(frozen=True)
 class Tuned:
-    """The all-reduce of each size: ``choices`` are (bytes from which on, schedule), ascending from 0.
+    """The all-reduce of each size.
 
-    ``use``: how the swept values were used. ``where``: the file that keeps it.
+    ``use``: how the swept values were used. ``entries``: those of ``choices``. ``where``: the file
+    that keeps it.
     """
 
     use: str
-    choices: tuple[tuple[int, Schedule], ...]
+    entries: tuple[tuple[int, Schedule], ...]
     where: str = ""
 
-    def at(self, size: int | None) -> Schedule:
-        """The schedule for this many bytes on a rank; the one for the largest where unknown."""
-        found = self.choices[-1][1]
-        if size is not None:
-            found = [schedule for least, schedule in self.choices if least <= size][-1]
-        return found
-
     @property
-    def lines(self) -> list[str]:
-        """As text: how many bytes from which on, and the schedule."""
-        return [f"{least} = {schedule}" for least, schedule in self.choices]
-
-
-def read_choices(lines: Sequence[str]) -> tuple[tuple[int, Schedule], ...]:
-    """The way back from ``Tuned.lines``, among comments. Raises ValueError where they are none."""
-    choices = []
-    for line in lines:
-        if line.startswith("#"):
-            continue
-        least, text = line.split(" = ", 1)
-        choices.append((int(least), parse(text)))
-    bounds = [least for least, _ in choices]
-    if not bounds or bounds[0] != 0 or any(a >= b for a, b in pairwise(bounds)):
-        raise ValueError("sizes that do not ascend from 0")
-    return tuple(choices)
+    def choices(self) -> BySize:
+        """From how many bytes on, which schedule."""
+        return BySize(self.entries)
 
 
 def tune(mesh: Mesh | AbstractMesh, axes: tuple[str, ...], use: str) -> Tuned:
@@ -108,7 +89,7 @@ def tune(mesh: Mesh | AbstractMesh, axes: tuple[str, ...], use: str) -> Tuned:
             found = "\n".join(_sweep(mesh, axes, use, options))
         kept = share("the schedules chosen now", found)
         cache.keep(path, kept)
-    return Tuned(use, read_choices(kept.splitlines()), str(path) if path.exists() else "")
+    return Tuned(use, _choices(kept).entries, str(path) if path.exists() else "")
 
 
 def _ready() -> None:
@@ -223,7 +204,12 @@ def _read(path: Path, options: Sequence[Schedule]) -> str:
     """What is kept there; "" where there is nothing, or nothing that a sweep would have written."""
     try:
         text = path.read_text(encoding="utf-8")
-        known = all(schedule in options for _, schedule in read_choices(text.splitlines()))
+        known = all(schedule in options for _, schedule in _choices(text).entries)
     except (OSError, ValueError, CollcError):
         return ""
     return text if known else ""
+
+
+def _choices(kept: str) -> BySize:
+    """What a sweep chose, among comments. Raises ValueError where it is not there, ScheduleError."""
+    return BySize.read(line for line in kept.splitlines() if not line.startswith("#"))

@@ -5,7 +5,6 @@ import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from collc.analysis.certificate import counted
 from collc.language.algebra import Schedule
 from collc.machine import nccl
 from collc.machine.price import Price, price
@@ -15,7 +14,11 @@ from collc.planning.curves import PLAIN, Costs
 
 FARTHEST = 100.0  # times as slow or fast: what does not help within that is said not to help
 _HALVINGS = 24  # of a factor of 100: to seven digits
-_KNOBS = ("launch", "inside", "network")
+_KNOBS = {
+    "launch": "a launch",
+    "inside": "links inside nodes",
+    "network": "NICs",
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +86,7 @@ def _made_of(own: Side, name: str) -> str:
     terms = own.terms
     if not terms:
         return f"{name} takes no time"
-    launches = f" of {counted(own.rounds, 'launch').replace('launchs', 'launches')}"
+    launches = f" of {own.rounds} {'launch' if own.rounds == 1 else 'launches'}"
     total = sum(terms.values())
     each = (
         f"{k}{launches if k == 'latency' and own.rounds else ''} {seconds(t)}"
@@ -107,12 +110,15 @@ def _sums(own: Side) -> dict[str, float]:
 
 
 def change(
-    costs: Costs, quick: Schedule, slow: Schedule, size: int, error: float, name: str
+    costs: Costs, quick: Schedule, slow: Schedule, size: int, error: float, names: tuple[str, str]
 ) -> str:
-    """What alone would make the slower one win, by more than the model's error."""
+    """What alone would make the slower one beat the other, by more than the model's error.
+
+    A third one may be quicker still then. ``names``: what the two are called, the slower one last.
+    """
     machine = costs.placement.machine
     found, not_found = [], []
-    for knob in _KNOBS:
+    for knob, what in _KNOBS.items():
         if knob == "network" and machine.nodes == 1:
             continue
         if knob == "inside" and machine.node.devices == 1:
@@ -121,18 +127,12 @@ def change(
         if said:
             found.append(" or ".join(said))
         else:
-            not_found.append(_NAMES[knob])
-    none = f"{' or '.join(not_found)}, up to {FARTHEST:.0f} times as slow or as fast, does it"
+            not_found.append(what)
+    beats = f"{names[1]} would beat {names[0]} by more than {error:.0%}"
+    none = f"no change of {', '.join(not_found)} by up to {FARTHEST:.0f} times does it"
     if not found:
-        return f"no other {none}"
-    return f"{name} would win if {'; or if '.join(found)}{'; no ' + none if not_found else ''}"
-
-
-_NAMES = {
-    "launch": "launch cost",
-    "inside": "speed inside nodes",
-    "network": "speed of the network",
-}
+        return f"{beats} by nothing that was tried: {none}"
+    return f"{beats} if {'; or if '.join(found)}{'; ' + none if not_found else ''}"
 
 
 def _needed(
@@ -161,7 +161,8 @@ def _said(machine: Machine, knob: str, factor: float) -> str:
         now = nccl.constants(machine).launch
         way = "under" if factor < 1 else "over"
         return (
-            f"a launch took {way} {seconds(now * factor)} (now {seconds(now)}), hops in proportion"
+            f"a launch took {way} {seconds(now * factor)} (now {seconds(now)}), with NCCL's hops in "
+            "proportion and XLA's own as they are"
         )
     what, now = ("links inside nodes", _inside(machine))
     if knob == "network":
@@ -206,9 +207,9 @@ def against(
     called = names if ratio >= 1 else (names[1], names[0])
     lines += wrapped(f"why: {why(quick, slow, called)}", 4)
     if tied(ratio, error):  # then one's own was taken all the same
-        told = change(costs, own.schedule, other.schedule, size, error, names[1])
+        told = change(costs, own.schedule, other.schedule, size, error, names)
     else:
-        told = change(costs, quick.schedule, slow.schedule, size, error, called[1])
+        told = change(costs, quick.schedule, slow.schedule, size, error, called)
     return lines + wrapped(f"change: {told}", 4)
 
 

@@ -88,7 +88,7 @@ def test_a_real_run_beside_the_predicted_one(cli, tmp_path):
         (("ring.all_reduce", "--lanes", "link"), "has an effect on files only"),
         (("ring.all_reduce", "--buckets", "4"), "have an effect on a step only"),
         (("ring.all_reduce", "--no-overlap"), "have an effect on a step only"),
-        (("ring.all_gather", "--compute", "1ms"), "but ring.all_gather @ gpu is no all-reduce"),
+        (("ring.all_gather", "--compute", "1ms"), "ring.all_gather @ gpu is no all-reduce"),
         (("ring.all_reduce", "--compute", "1ms", "--buckets", "0"), "0 buckets cannot be"),
         (("native.all_reduce", "--lanes", "link", "-o", "x.json"), "which links XLA's own take"),
         (("ring.all_reduce", "-o", "x.pdf"), "its ending has to be .json, .svg or .png"),

@@ -5,7 +5,7 @@ import pytest
 
 from collc.errors import MachineError
 from collc.machine import catalog
-from collc.machine.catalog import CATALOGUE, catalogue, find, model, models
+from collc.machine.catalog import CATALOGUE, by_sm, catalogue, find, model, models
 from collc.machine.text import machine
 
 # Bytes a second: of a GPU's link, of a GPU's way to the network; GPUs and hosts of a node.
@@ -85,6 +85,14 @@ def test_models_are_those_that_programs_are_compiled_for():
     assert model("b200").nvlinks * model("b200").nvlink == 900e9
 
 
+def test_what_a_compute_capability_tells():
+    """Of several models of one the usual one; peaks are dense, in bfloat16."""
+    named = {sm: found and found.name for sm in (75, 80, 90, 100) for found in [by_sm(sm)]}
+    assert named == {75: None, 80: "a100", 90: "h100", 100: "b200"}
+    peaks = {"a100": 312, "h100": 989, "h200": 989, "b200": 2250, "gb200": 2500}
+    assert {name: model(name).peak / 1e12 for name in models()} == peaks
+
+
 @pytest.mark.parametrize(
     "name, says",
     [
@@ -115,11 +123,14 @@ def test_a_file_of_ones_own(tmp_path):
     assert machine(made.text).text == made.text
 
 
+TREE = 'sockets = 3\nswitches = 1\nsocket = "16GB/s,1us"'
+
+
 @pytest.mark.parametrize(
     "old, new, says",
     [
         ("nics = 8", "nicks = 8", "no field 'nicks'. Did you mean nics"),
-        ("nics = 8", "", "nics missing"),
+        ("nics = 8", "", r"nics missing\. Add what dgx-h100.toml"),
         ("nics = 8", "nics = 0", "nics has to be from 1 to 1024, not 0"),
         ("nics = 8", 'nics = "8"', "nics has to be int, not '8'"),
         ("nics = 8", "nics = 3", "neither number divides"),
@@ -128,9 +139,11 @@ def test_a_file_of_ones_own(tmp_path):
         ("450GB/s,1.5us", "fast,1us", "'fast' is no bandwidth"),
         ('gpu = "h100"', 'gpu = "h10"', "no GPU model 'h10'"),
         ('gpu = "h100"', 'gpu = ""', "say gpu"),
-        ("gpus = 8", "gpus = 8\nsockets = 2", "come together"),
+        ("gpus = 8", "gpus = 8\nsockets = 2", r"come together\. Say all"),
+        ("gpus = 8", f"gpus = 8\n{TREE}", r"by 3 sockets x 1 switches\. Say a multiple of 3"),
+        ("domain = 1", f"domain = 2\n{TREE}", "Say domain = 1"),
         ("domain = 1", "domain = 100", "at most 576"),
-        ("title", "= =", "not TOML"),
+        ("nics", "= =", "not TOML"),
     ],
 )
 def test_files_that_are_wrong(tmp_path, old, new, says):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from collc.errors import MachineError
-from collc.machine.readers import speeds
+from collc.machine import speeds
 from collc.machine.text import machine
 
 from .topologies import (
@@ -174,7 +174,7 @@ def test_nics_by_word(tmp_path):
         machine(f"{xml}:2 net=400Gb/s")
     with pytest.raises(MachineError, match="no NIC leads out"):
         machine(f"{xml}:2")
-    with pytest.raises(MachineError, match="8 GPUs and nics=3: neither number divides"):
+    with pytest.raises(MachineError, match=r"topo\.xml: 8 GPUs and 3 NICs in a host: neither"):
         machine(f"{xml} nics=3")
     with pytest.raises(MachineError, match=r"dgx-h100.xml has 8 NICs already: nics= has no effect"):
         machine("dgx-h100.xml nics=8")

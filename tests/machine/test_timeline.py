@@ -118,7 +118,7 @@ def test_a_trace_of_ranks():
     assert {e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "process_name"} == {
         "node 0", "node 1",
     }  # fmt: skip
-    assert {(e["pid"], e["tid"]) for e in spans(trace)} == {(r // 4, r) for r in range(8)}
+    assert {(e["pid"], e["tid"]) for e in spans(trace)} == {(r // 4 + 1, r + 1) for r in range(8)}
     assert max(e["ts"] + e["dur"] for e in spans(trace)) == pytest.approx(outcome.seconds * 1e6)
     steps = [e for e in spans(trace) if e["cat"] != "waiting"]
     waits = [e for e in spans(trace) if e["cat"] == "waiting"]
@@ -163,7 +163,8 @@ def test_side_by_side_has_lanes_of_its_own():
 
 @pytest.mark.parametrize("lanes", ["rank", "link"])
 def test_a_picture_is_the_same_each_time(lanes, tmp_path):
-    outcome = run(NESTED, SHARED, SIZES, 64, "slow rank 3 x3")
+    few = two_level(2, 2, (1, 1), (4, 2), nics=1)
+    outcome = run(NESTED, few, {"host": 2, "gpu": 2}, 64, "slow rank 3 x3")
     for name in ("a.svg", "b.svg", "c.png"):
         picture(outcome, tmp_path / name, lanes)
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()

@@ -59,7 +59,7 @@ def test_by_size_and_in_between(measured):
     assert asked == list(tune.SIZES)
     at = [str(plan.schedule("all_reduce", size=size)) for size in (1, small, mid, large, 1 << 40)]
     assert at == ["ring.all_reduce @ gpu", "ring.all_reduce @ gpu", OWN, HALVES, HALVES]
-    (_, _), (leaves, _), (comes, _) = plan.tuned.choices
+    (_, _), (leaves, _), (comes, _) = plan.tuned.entries
     assert small < leaves < tune.SIZES[1] and mid < comes < large
     before, after = np.log(4 / 3), np.log(tune.WORTH / 0.7)
     assert comes == round(mid * (large / mid) ** (before / (before + after)))

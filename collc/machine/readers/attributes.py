@@ -2,7 +2,7 @@
 
 import re
 
-from collc.machine.readers import speeds
+from collc.machine import speeds
 from collc.machine.readers.elements import Element
 from collc.machine.readers.found import Notes, shown
 

@@ -3,11 +3,11 @@
 import networkx as nx
 
 from collc.errors import MachineError
+from collc.machine import speeds
 from collc.machine.catalog import Model
-from collc.machine.graph import OUTSIDE
-from collc.machine.readers import speeds
+from collc.machine.graph import OUTSIDE, wire
 from collc.machine.readers.found import NVSWITCH, Found
-from collc.machine.shape import Wire
+from collc.machine.shape import Wire, spoke
 from collc.machine.topology import NETWORK
 from collc.machine.units import seconds
 
@@ -50,8 +50,9 @@ def _nvlinks(found: Found, gpu: Model | None) -> None:
         late = speeds.NVLINK_TO_SWITCH if to_switch else speeds.NVLINK_TO_PEER
         if to_switch:
             found.graph.add_node(b, kind="switch")
-        for end in ((a, b), (b, a)) if to_switch else ((a, b),):
-            found.graph.add_edge(*end, kind="nvlink", bandwidth=count * rate, latency=late)
+            wire(found.graph, a, b, "nvlink", count * rate, late)
+        else:  # each end is counted on its own
+            found.graph.add_edge(a, b, kind="nvlink", bandwidth=count * rate, latency=late)
 
 
 def _nics(found: Found, net: Wire | None) -> None:
@@ -75,9 +76,8 @@ def _nics(found: Found, net: Wire | None) -> None:
         elif nic.latency is None:
             what = f"{nic.kind}, {late * 1e6:.0f} us from NIC to NIC"
             found.notes.add(0, f"the network is taken to be {what}; say net=")
-        for end in ((name, OUTSIDE), (OUTSIDE, name)):
-            found.graph.add_edge(*end, kind=NETWORK, bandwidth=nic.bandwidth, latency=0.0)
-        found.graph.edges[name, OUTSIDE]["latency"] = late
+        assert nic.bandwidth is not None
+        spoke(found.graph, name, OUTSIDE, NETWORK, nic.bandwidth, late)
 
 
 def _bundle(found: Found) -> None:

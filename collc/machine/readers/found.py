@@ -69,7 +69,7 @@ def load(path: str) -> bytes:
     """The bytes of a file. Raises MachineError where there is none, it is empty, or it is too large."""
     try:
         if not Path(path).is_file():
-            raise MachineError(f"{path}: there is no such file.")
+            raise MachineError(f"{path}: there is no such file. Give the path of one that is.")
         with open(path, "rb") as f:
             data = f.read(LARGEST + 1)
     except (OSError, ValueError) as e:  # a NUL in the name

@@ -4,10 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from collc.errors import MachineError
-from collc.machine.catalog import Model, model
-from collc.machine.readers import matrix, nccl, nearness, speeds
+from collc.machine import speeds
+from collc.machine.catalog import Model, by_sm, model
+from collc.machine.graph import wire
+from collc.machine.readers import matrix, nearness, topology_xml
 from collc.machine.readers.found import NVSWITCH, Found, Nic, load
 from collc.machine.readers.matrix import NEARNESS, Matrix
+from collc.machine.shape import evenly
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ def read(parts: Sequence[str]) -> Sources:
     gpu = model(models[0]) if models else None
     table = matrix.parse(matrices[0], files[matrices[0]]) if matrices else None
     if xmls:
-        found = _whole(nccl.read(xmls[0], files[xmls[0]]), table, gpu)
+        found = _whole(topology_xml.read(xmls[0], files[xmls[0]]), table, gpu)
     else:
         assert table
         found = nearness.read(table)
@@ -115,8 +118,7 @@ def above(found: Found, name: str) -> str:
 
 def _attach(found: Found, nic: str, at: str) -> None:
     found.graph.add_node(nic, kind="nic")
-    for a, b in ((nic, at), (at, nic)):
-        found.graph.add_edge(a, b, kind="pcie", bandwidth=0.0, latency=speeds.PCIE_HOP)
+    wire(found.graph, nic, at, "pcie", 0.0, speeds.PCIE_HOP)  # the model has the bandwidth
 
 
 def added_nics(found: Found, count: int) -> None:
@@ -126,11 +128,10 @@ def added_nics(found: Found, count: int) -> None:
             f"{found.file} has {len(found.nics)} NICs already: nics= has no effect. Leave it out."
         )
     gpus, here = len(found.gpus), count * found.hosts
-    if max(here, gpus) % min(here, gpus):
-        raise MachineError(
-            f"{found.file}: {gpus} GPUs and nics={count}: neither number divides the other, so "
-            f"they cannot share evenly. Say nics={gpus // found.hosts}."
-        )
+    try:
+        evenly(gpus // found.hosts, count)
+    except MachineError as e:
+        raise MachineError(f"{found.file}: {e}") from e
     for i in range(here):
         _attach(found, f"nic{i}", above(found, found.gpus[i * gpus // here]))
         found.nics[f"nic{i}"] = Nic(None)
@@ -140,11 +141,13 @@ def _fits(found: Found, gpu: Model | None, text: str) -> Model | None:
     """The GPU model: the one that is named, or the one that its compute capability tells."""
     if gpu and found.sm and gpu.sm != found.sm:
         raise MachineError(
-            f"{text}: {gpu.name} has sm {gpu.sm}, but the GPUs of {found.file} have {found.sm}."
+            f"{text}: {gpu.name} has sm {gpu.sm}, but the GPUs of {found.file} have {found.sm}. "
+            "Name theirs, or none."
         )
     if gpu or found.sm is None:
         return gpu
-    like = {80: "a100", 90: "h100", 100: "b200"}.get(found.sm)
+    like = by_sm(found.sm)
     if like:
-        found.notes.add(0, f"sm {found.sm} is taken to be {like}; name another as in {text}+{like}")
-    return model(like) if like else None
+        what = f"sm {found.sm} is taken to be {like.name}"
+        found.notes.add(0, f"{what}; name another as in {text}+{like.name}")
+    return like

@@ -2,8 +2,9 @@
 
 from itertools import combinations
 
+from collc.machine import speeds
 from collc.machine.graph import wire
-from collc.machine.readers import attributes, speeds
+from collc.machine.readers import attributes
 from collc.machine.readers.found import NVSWITCH, Found, Nic
 from collc.machine.readers.matrix import NEARNESS, Matrix
 

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from collc.machine.readers import attributes, speeds
+from collc.machine import speeds
+from collc.machine.readers import attributes
 from collc.machine.readers.elements import Element
 from collc.machine.readers.found import NVSWITCH, Found
 

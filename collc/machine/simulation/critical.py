@@ -168,7 +168,7 @@ class _Walk:
         slow = max(sent, key=lambda m: (sends.left[m], -m), default=None)
         last = max(come, key=lambda m: (sends.arrive[m], -m), default=None)
         if slow is not None and sends.left[slow] == end:
-            yield from self._message(slow, said, through=False)
+            yield from self._message(slow, said, through=self.outcome.model == "lowered")
             return rank
         least = max((float(sends.latency[m]) for m in (*sent, *come)), default=0.0)
         if last is None or (self.outcome.model == "lowered" and start + least == end):

@@ -23,6 +23,7 @@ from collc.machine.placement import Placement
 from collc.machine.topology import Floats, Machine
 from collc.machine.units import parse_time, seconds
 
+MOST_TIMES = 1e6
 EXAMPLES = (
     "late rank 3 by 5ms, slow rank 3 x2, broken rank 3, slow link node1/nic0 x4, "
     "broken link node1/nic0, slow nic 0 of node 1 x4, broken nic 0 of node 1"
@@ -106,22 +107,25 @@ def parse_fault(text: str) -> Fault:
     'broken nic 0 of node 1'
     """
     words = " ".join(text.split())
-    if found := re.fullmatch(r"late rank (\d+) by (.+)", words):
+    if found := re.fullmatch(r"late rank (\d+) by (.+)", words, re.ASCII):
         return LateRank(int(found[1]), parse_time(found[2]))
-    if found := re.fullmatch(rf"slow rank (\d+) {_TIMES}", words):
+    if found := re.fullmatch(rf"slow rank (\d+) {_TIMES}", words, re.ASCII):
         return SlowRank(int(found[1]), float(found[2]))
-    if found := re.fullmatch(r"broken rank (\d+)", words):
+    if found := re.fullmatch(r"broken rank (\d+)", words, re.ASCII):
         return BrokenRank(int(found[1]))
-    if found := re.fullmatch(rf"slow (?:link (\S.*)|({_NIC})) {_TIMES}", words):
+    if found := re.fullmatch(rf"slow (?:link (\S.*)|({_NIC})) {_TIMES}", words, re.ASCII):
         return SlowLink(found[1] or found[2], float(found[5]))
-    if found := re.fullmatch(rf"broken (?:link (\S.*)|({_NIC}))", words):
+    if found := re.fullmatch(rf"broken (?:link (\S.*)|({_NIC}))", words, re.ASCII):
         return BrokenLink(found[1] or found[2])
     raise MachineError(f"{text!r} is no fault. Write one as in: {EXAMPLES}.")
 
 
 def _slower(times: float) -> None:
-    if not (math.isfinite(times) and times > 1):
-        raise MachineError(f"x{times:g} is not slower. Give how often as long: more than 1.")
+    if not 1 < times <= MOST_TIMES:
+        raise MachineError(
+            f"x{times:g} cannot be. Give how often as long: more than 1, and at most {MOST_TIMES:g}; or "
+            "say broken."
+        )
 
 
 def _called(name: str) -> str:
@@ -160,7 +164,7 @@ def damage(faults: Sequence[Fault], placement: Placement) -> Damage:
         if isinstance(fault, SlowLink | BrokenLink):
             links = links_named(machine, fault.name)
         elif not 0 <= fault.rank < n:
-            raise MachineError(f"{fault}: there is no such rank. They are 0 to {n - 1:,}.")
+            raise MachineError(f"{fault}: there is no such rank. Name one from 0 to {n - 1:,}.")
         match fault:
             case LateRank(rank, by):
                 late[rank] += by
@@ -216,7 +220,8 @@ def _nic(machine: Machine, nic: int, node: int) -> list[int]:
         raise MachineError(
             f"{machine} has no NIC {nic} of node {node} that a device uses: "
             f"nodes are 0 to {machine.nodes - 1:,}, NICs of a node "
-            f"{', '.join(str(k) for k in np.unique(machine.node.nic) if k >= 0) or 'none'}."
+            f"{', '.join(str(k) for k in np.unique(machine.node.nic) if k >= 0) or 'none'}. "
+            "Name one of them."
         )
     device, base = int(own[0]), node * len(machine.node.links)
     leave, enter = machine.node.leave[device], machine.node.enter[device]

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from collc.machine.placement import Placement
 from collc.machine.topology import Floats
 
 Model = Literal["abstract", "lowered"]
-MODELS = ("abstract", "lowered")
+MODELS = get_args(Model)
 
 
 @dataclass(frozen=True, eq=False)

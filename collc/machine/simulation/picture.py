@@ -8,7 +8,15 @@ from typing import Any
 from collc.errors import MachineError
 from collc.machine.simulation.critical import Leg, critical
 from collc.machine.simulation.outcome import Outcome
-from collc.machine.simulation.timeline import Lanes, Noted, bars, horizon, lane_name, recorded
+from collc.machine.simulation.timeline import (
+    Bar,
+    Lanes,
+    Noted,
+    bars,
+    horizon,
+    lane_name,
+    recorded,
+)
 from collc.machine.units import seconds, size
 
 ENDINGS = (".svg", ".png")
@@ -43,71 +51,31 @@ def picture(
     drawable(path)
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.collections import PolyCollection
     from matplotlib.figure import Figure
-    from matplotlib.patches import Patch, Rectangle
 
     record = recorded(outcome)
-    made = list(bars(outcome, lanes))
-    legs = _legs(outcome, lanes)
+    made, legs = list(bars(outcome, lanes)), _legs(outcome, lanes)
     every = sorted({bar.lane for bar in made})
     shown = _shown(every, [lane for lane, _ in legs])
-    row = {lane: i for i, lane in enumerate(shown)}
-    last = horizon(outcome)
-    unit, scale = _unit(last)
-
     devices = sorted({noted.device for noted in measured})[:MOST_LANES]
     heights = [max(4, len(shown)), *([max(4, len(devices))] if measured else [])]
     height = 1.9 + 0.24 * sum(heights) + 0.9 * (len(heights) - 1)
     figure = Figure(figsize=(11, height), layout="constrained")
     FigureCanvasAgg(figure)
     axes, *below = figure.subplots(len(heights), squeeze=False, height_ratios=heights)[:, 0]
-    colours = matplotlib.colormaps["tab10" if len(record.phases) <= 10 else "tab20"].colors  # pyright: ignore
-    used = [bar for bar in made if bar.lane in row]
+    palette = matplotlib.colormaps["tab10" if len(record.phases) <= 10 else "tab20"].colors  # pyright: ignore
+    colours = {t: palette[i % len(palette)] for i, t in enumerate(record.phases)}
 
-    def boxes(phase: int, waiting: bool) -> list[list[tuple[float, float]]]:
-        own = [bar for bar in used if bar.phase == phase]
-        return [
-            _box(row[bar.lane], s * scale, e * scale)
-            for bar in own
-            for s, e in (bar.waits if waiting else ((bar.start, bar.end),))
-        ]
-
-    keys: list[Patch] = []
-    raster = len(used) > _RASTER
-    for phase, title in enumerate(record.phases):
-        colour = colours[phase % len(colours)]
-        busy, waits = boxes(phase, False), boxes(phase, True)
-        if not busy:
-            continue
-        for own, face in ((busy, colour), (waits, [1 - 0.2 * (1 - c) for c in colour])):
-            drawn = PolyCollection(own, facecolors=[face], edgecolors="white", linewidths=0.3)
-            drawn.set_rasterized(raster)
-            axes.add_collection(drawn)
-        keys.append(Patch(facecolor=colour, label=title))
-    if any(bar.waits for bar in used):
-        keys.append(Patch(facecolor="0.9", label="waiting (light)"))
-    on = [(lane, leg) for lane, leg in legs if lane in row and leg.end > leg.start]
-    for lane, leg in on:
-        at = (leg.start * scale, row[lane] - _HEIGHT / 2)
-        axes.add_patch(
-            Rectangle(at, (leg.end - leg.start) * scale, _HEIGHT, fill=False, ec="black", lw=1.1)
-        )
-    if on:
-        keys.append(Patch(fill=False, edgecolor="black", label="critical path"))
-    axes.set_yticks(range(len(shown)), [lane_name(outcome, lanes, lane)[1] for lane in shown])
-    axes.tick_params(axis="y", labelsize=8)
-    axes.set_ylim(len(shown) - 0.5, -0.5)
-    axes.set_xlim(0, last * scale or 1)
+    unit, scale = _axes(
+        axes, [lane_name(outcome, lanes, lane)[1] for lane in shown], horizon(outcome)
+    )
+    row = {lane: i for i, lane in enumerate(shown)}
+    keys = _draw_bars(axes, [bar for bar in made if bar.lane in row], row, scale, colours)
+    keys += _draw_critical(axes, [(lane, leg) for lane, leg in legs if lane in row], row, scale)
     axes.set_xlabel(f"time in {unit}" + _left_out(len(every) - len(shown), len(every), lanes))
     axes.set_title(_title(outcome), fontsize=10)
     for own in below:
-        _noted(
-            own,
-            measured,
-            devices,
-            {t: colours[i % len(colours)] for i, t in enumerate(record.phases)},
-        )
+        _draw_measured(own, measured, devices, colours)
     if keys:
         figure.legend(handles=keys, loc="outside lower center", ncols=3, fontsize=8)
     style: dict[Any, Any] = {
@@ -120,32 +88,84 @@ def picture(
         figure.savefig(path, metadata={"Date": None} if svg else None, dpi=150)
 
 
-def _noted(
+def _axes(axes: Any, names: Sequence[str], last: float) -> tuple[str, float]:
+    """A lane for each name, the first above, and time until the ``last`` thing: its unit and scale."""
+    unit, scale = _unit(last)
+    axes.set_yticks(range(len(names)), names)
+    axes.tick_params(axis="y", labelsize=8)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.set_xlim(0, last * scale or 1)
+    return unit, scale
+
+
+def _draw_bars(
+    axes: Any,
+    made: Sequence[Bar],
+    row: Mapping[int, int],
+    scale: float,
+    colours: Mapping[str, Any],
+) -> list[Any]:
+    """The bars phase by phase, what waits in them lighter. Returns their keys."""
+    from matplotlib.patches import Patch
+
+    keys = []
+    raster = len(made) > _RASTER
+    for phase, (title, colour) in enumerate(colours.items()):
+        own = [bar for bar in made if bar.phase == phase]
+        if not own:
+            continue
+        busy = [_box(row[bar.lane], bar.start * scale, bar.end * scale) for bar in own]
+        waits = [_box(row[b.lane], s * scale, e * scale) for b in own for s, e in b.waits]
+        _boxes(axes, busy, colour, raster)
+        _boxes(axes, waits, [1 - 0.2 * (1 - c) for c in colour], raster)
+        keys.append(Patch(facecolor=colour, label=title))
+    if any(bar.waits for bar in made):
+        keys.append(Patch(facecolor="0.9", label="waiting (light)"))
+    return keys
+
+
+def _draw_critical(
+    axes: Any, legs: Sequence[tuple[int, Leg]], row: Mapping[int, int], scale: float
+) -> list[Any]:
+    """The legs of the critical path, outlined. Returns its key, where there is one."""
+    from matplotlib.patches import Patch, Rectangle
+
+    legs = [(lane, leg) for lane, leg in legs if leg.end > leg.start]
+    for lane, leg in legs:
+        at = (leg.start * scale, row[lane] - _HEIGHT / 2)
+        wide = (leg.end - leg.start) * scale
+        axes.add_patch(Rectangle(at, wide, _HEIGHT, fill=False, ec="black", lw=1.1))
+    return [Patch(fill=False, edgecolor="black", label="critical path")] if legs else []
+
+
+def _draw_measured(
     axes: Any, measured: Sequence[Noted], devices: Sequence[int], colours: Mapping[str, Any]
 ) -> None:
     """The measured lanes; grey is what belongs to no phase that was predicted."""
-    from matplotlib.collections import PolyCollection
-
+    names = [f"device {device}" for device in devices]
+    unit, scale = _axes(axes, names, max(noted.end for noted in measured))
     row = {device: i for i, device in enumerate(devices)}
-    last = max(noted.end for noted in measured)
-    unit, scale = _unit(last)
     for title in dict.fromkeys(noted.title for noted in measured):
         own = [noted for noted in measured if noted.title == title and noted.device in row]
         boxes = [_box(row[noted.device], noted.start * scale, noted.end * scale) for noted in own]
-        face = colours.get(title, "0.7")
-        axes.add_collection(
-            PolyCollection(boxes, facecolors=[face], edgecolors="white", linewidths=0.3)
-        )
-    axes.set_yticks(range(len(devices)), [f"device {device}" for device in devices])
-    axes.tick_params(axis="y", labelsize=8)
-    axes.set_ylim(len(devices) - 0.5, -0.5)
-    axes.set_xlim(0, last * scale or 1)
+        _boxes(axes, boxes, colours.get(title, "0.7"))
     left = len({noted.device for noted in measured}) - len(devices)
     more = f"; {left:,} devices are not drawn" if left else ""
     axes.set_xlabel(f"measured, time in {unit}; grey: nothing that was predicted{more}")
 
 
-def _box(row: int, start: float, end: float) -> list[tuple[float, float]]:
+_Box = list[tuple[float, float]]
+
+
+def _boxes(axes: Any, boxes: Sequence[_Box], face: Any, raster: bool = False) -> None:
+    from matplotlib.collections import PolyCollection
+
+    drawn = PolyCollection(boxes, facecolors=[face], edgecolors="white", linewidths=0.3)
+    drawn.set_rasterized(raster)
+    axes.add_collection(drawn)
+
+
+def _box(row: int, start: float, end: float) -> _Box:
     low, high = row - _HEIGHT / 2, row + _HEIGHT / 2
     return [(start, low), (end, low), (end, high), (start, high)]
 
@@ -160,7 +180,7 @@ def _legs(outcome: Outcome, lanes: Lanes) -> list[tuple[int, Leg]]:
         machine = outcome.placement.machine
         known = {machine.name(k): k for k in range(len(machine.beta)) if machine.name(k) in names}
         return [(known[leg.link], leg) for leg in legs if leg.link in known and leg.behind is None]
-    width = max(recorded(outcome).tracks, default=0) + 1
+    width = recorded(outcome).width
     return [(leg.rank * width + leg.track, leg) for leg in legs]
 
 

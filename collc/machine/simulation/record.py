@@ -16,7 +16,7 @@ MOST_VISITED = 2 * MOST_RECORDED
 
 
 @dataclass(frozen=True, eq=False)
-class Messages:
+class Sent:
     """Messages in the order in which they were sent, [m]. Seconds and bytes.
 
     Attributes:
@@ -82,7 +82,7 @@ class Record:
     """What was simulated: the jobs, their messages, and when each rank did its steps."""
 
     jobs: tuple[Job, ...]
-    messages: Messages
+    messages: Sent
     visits: Visits
 
     def title(self, job: int, step: int) -> str:
@@ -105,6 +105,11 @@ class Record:
             wish = [found[k] for k in job.after[::-1]]  # best where what it is behind was
             found.append(next(t for t in (*wish, *range(len(found) + 1)) if t not in taken))
         return tuple(found)
+
+    @cached_property
+    def width(self) -> int:
+        """How many tracks a rank has."""
+        return max(self.tracks, default=0) + 1
 
 
 class Recorder:
@@ -134,7 +139,7 @@ class Recorder:
             )
 
     def done(self) -> Record:
-        return Record(self.jobs, _joined(Messages, self.sent), _joined(Visits, self.seen))
+        return Record(self.jobs, _joined(Sent, self.sent), _joined(Visits, self.seen))
 
 
 def _joined(kind: Any, batches: list[tuple[Any, ...]]) -> Any:

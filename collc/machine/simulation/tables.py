@@ -1,6 +1,6 @@
 """An act on a machine: which servers each message wants and for how long, faults included."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -43,6 +43,8 @@ class Table:
       adding: seconds for which each rank adds what it has received, [ranks].
       least: seconds that the act takes a rank at least, [ranks].
       look: how soon after a rank's sends have left anybody can go on because of them, [ranks].
+      crossed: the links that any of them crosses, [links].
+      active: the ranks that send or add, [ranks].
     """
 
     src: Ints
@@ -60,6 +62,8 @@ class Table:
     adding: Floats
     least: Floats
     look: Floats
+    crossed: NDArray[np.bool_]
+    active: NDArray[np.bool_]
 
 
 class Desk:
@@ -75,8 +79,6 @@ class Desk:
         self.beta = self.damage.beta
         if self.constants:
             self.beta = self.beta / self.constants.efficiency(self.machine)
-        self.crossed = np.zeros(self.links, bool)  # by any message so far
-        self.active = np.zeros(self.ranks, bool)  # sends, adds or computes
         self.table = lru_cache(maxsize=_KEPT)(self._table)
 
     def _table(self, act: Sends) -> Table:
@@ -103,8 +105,9 @@ class Desk:
         lost = (self.damage.broken[links] & on).any(1)
         servers[lost] = -1
         floor[lost] = np.inf
-        self.crossed[links[on]] = True
-        self.active[load.src] = self.active[load.dst[load.added > 0]] = True
+        crossed, active = np.zeros(self.links, bool), np.zeros(n, bool)
+        crossed[links[on]] = True
+        active[load.src] = active[load.dst[load.added > 0]] = True
         adding = np.bincount(load.dst, load.added, n) * machine.gamma * self.damage.slow
         least, leaves, soon = np.zeros(n), np.full(n, -np.inf), np.full(n, np.inf)
         if self.constants:
@@ -129,6 +132,8 @@ class Desk:
             adding=adding,
             least=least,
             look=look,
+            crossed=crossed,
+            active=active,
         )
 
     def _latency(self, latency: Floats, far: NDArray[np.bool_]) -> Floats:
@@ -138,17 +143,6 @@ class Desk:
         pairs, index = np.unique(np.stack([latency, far]), axis=1, return_inverse=True)
         each = [self.constants.round(late, bool(out)) for late, out in pairs.T.tolist()]
         return np.array(each)[index.reshape(-1)]
-
-    def busy(self, act: Sends | Together) -> NDArray[np.bool_]:
-        """Which ranks take part in an act, [ranks]."""
-        taking = np.zeros(self.ranks, bool)
-        if isinstance(act, Together):
-            taking[act.groups.reshape(-1)] = True
-            self.active |= taking
-        else:
-            table = self.table(act)
-            taking = table.sends | (table.need > 0)
-        return taking
 
     def seconds(self, act: Together) -> Floats:
         """What each group takes: as long as its slowest rank, [groups]."""
@@ -166,27 +160,38 @@ class Desk:
                 "Give faults of ranks, or a schedule without XLA's own collectives."
             )
 
-    def without_effect(self) -> tuple[Fault, ...]:
-        """The faults of what nobody used, once all tables have been made."""
-        return tuple(f for f, k in zip(self.faults, self.damage.links) if not self._felt(f, k))
+    def without_effect(self, agendas: Iterable["Agenda"]) -> tuple[Fault, ...]:
+        """The faults of what no job uses."""
+        crossed, active = np.zeros(self.links, bool), np.zeros(self.ranks, bool)
+        for own in agendas:
+            crossed |= own.crossed
+            active |= own.active
 
-    def _felt(self, fault: Fault, links: tuple[int, ...]) -> bool:
-        match fault:
-            case SlowRank(rank, _):
-                return bool(self.active[rank])
-            case SlowLink() | BrokenLink():
-                return bool(self.crossed[list(links)].any())
-            case LateRank() | BrokenRank():
-                return True  # the rank itself is late, or never done
+        def felt(fault: Fault, links: tuple[int, ...]) -> bool:
+            match fault:
+                case SlowRank(rank, _):
+                    return bool(active[rank])
+                case SlowLink() | BrokenLink():
+                    return bool(crossed[list(links)].any())
+                case LateRank() | BrokenRank():
+                    return True  # the rank itself is late, or never done
+
+        return tuple(f for f, k in zip(self.faults, self.damage.links) if not felt(f, k))
 
 
 @dataclass(frozen=True, eq=False)
 class Agenda:
-    """Which steps of a job each rank takes part in: ``count`` of them, [ranks]."""
+    """Which steps of a job each rank takes part in: ``count`` of them, [ranks].
+
+    ``crossed``: the links that its messages cross, [links]; ``active``: the ranks that send, add or
+    compute in it, [ranks].
+    """
 
     count: Ints
     first: Ints
     steps: Ints | None
+    crossed: NDArray[np.bool_]
+    active: NDArray[np.bool_]
 
     def step(self, rank: Ints, at: Ints) -> Ints:
         """The step that is the at-th of a rank; beyond its last, any."""
@@ -197,13 +202,26 @@ class Agenda:
 
 def agenda(job: Job, desk: Desk) -> Agenda:
     """The agenda of a job; where all ranks take part in every step, without a list."""
-    busy = [desk.busy(act) for act in job.acts]
     n = desk.ranks
+    busy = []
+    crossed, active = np.zeros(desk.links, bool), np.zeros(n, bool)
+    for act in job.acts:
+        if isinstance(act, Together):
+            taking = np.zeros(n, bool)
+            taking[act.groups.reshape(-1)] = True
+            active |= taking
+        else:
+            table = desk.table(act)
+            taking = table.sends | (table.need > 0)
+            crossed |= table.crossed
+            active |= table.active
+        busy.append(taking)
     if all(b.all() for b in busy):
-        return Agenda(np.full(n, len(job.order)), np.zeros(n, np.int64), None)
+        whole = np.full(n, len(job.order)), np.zeros(n, np.int64)
+        return Agenda(*whole, None, crossed, active)
     own = [np.flatnonzero(b) for b in busy]
     rank = np.concatenate([own[a] for a in job.order.tolist()])
     step = np.repeat(np.arange(len(job.order)), [len(own[a]) for a in job.order.tolist()])
     count = np.bincount(rank, minlength=n)
     order = np.argsort(rank, kind="stable")
-    return Agenda(count, np.cumsum(count) - count, step[order])
+    return Agenda(count, np.cumsum(count) - count, step[order], crossed, active)

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from collc.machine.simulation.outcome import Outcome
 from collc.machine.simulation.record import Record
 
 Lanes = Literal["rank", "link"]
-LANES = ("rank", "link")
+LANES = get_args(Lanes)
 _NAMED = 4  # partners that an event names
 
 
@@ -71,19 +71,21 @@ def horizon(outcome: Outcome) -> float:
     return max((float(t[np.isfinite(t)].max(initial=0.0)) for t in times), default=0.0)
 
 
-def bars(outcome: Outcome, lanes: Lanes) -> Iterator[Bar]:
-    """All bars. Raises MachineError where nothing was recorded, or there are no such lanes."""
+def bars(outcome: Outcome, lanes: Lanes) -> list[Bar]:
+    """All bars. Raises MachineError where nothing was recorded, there are no such lanes, or no bars."""
     if lanes not in LANES:
         raise MachineError(f"there are no lanes by {lanes!r}. Say {' or '.join(LANES)}.")
     record = recorded(outcome)
-    return _of_ranks(outcome, record) if lanes == "rank" else _of_links(outcome, record)
+    made = _of_ranks if lanes == "rank" else _of_links
+    if not (found := list(made(outcome, record))):
+        raise MachineError(f"nothing happens on any {lanes} that could be drawn: {outcome.title}.")
+    return found
 
 
 def _of_ranks(outcome: Outcome, record: Record) -> Iterator[Bar]:
     sends, visits, last = record.messages, record.visits, horizon(outcome)
     phase = {title: i for i, title in enumerate(record.phases)}
     track = record.tracks
-    width = max(track, default=0) + 1
     to, come = defaultdict(list), defaultdict(list)
     for m, key in enumerate(zip(sends.job.tolist(), sends.step.tolist(), strict=True)):
         to[*key, int(sends.src[m])].append(m)
@@ -102,7 +104,7 @@ def _of_ranks(outcome: Outcome, record: Record) -> Iterator[Bar]:
             if finish <= last and busy:
                 busy.append((max(start, max(e for _, e in busy)), end))
         yield Bar(
-            lane=rank * width + track[job],
+            lane=rank * record.width + track[job],
             phase=phase[act.title],
             step=int(record.jobs[job].steps[step]),
             start=start,
@@ -169,8 +171,7 @@ def lane_name(outcome: Outcome, lanes: Lanes, lane: int) -> tuple[int, str]:
         own = len(machine.node.links)
         node = lane // own if lane < own * machine.nodes else machine.nodes
         return node, machine.name(lane)
-    width = max(recorded(outcome).tracks, default=0) + 1
-    rank, track = divmod(lane, width)
+    rank, track = divmod(lane, recorded(outcome).width)
     device = int(outcome.placement.order[rank])
     other = "" if device == rank else f" (device {device})"
     return int(machine.node_of(device)), f"rank {rank}{other}" + (
@@ -202,7 +203,7 @@ def chrome(
         head.append(_meta("thread_sort_index", node, lane, sort_index=lane))
     body: list[dict[str, Any]] = []
     for bar in events:
-        place = {"pid": names[bar.lane][0], "tid": bar.lane}
+        place = _place(names[bar.lane][0], bar.lane)
         title = record.phases[bar.phase]
         named = {"step": bar.step, "schedule": title} | bar.args
         body.append(_span(f"{title} step {bar.step}", title, bar.start, bar.end, place, named))
@@ -214,7 +215,7 @@ def chrome(
     for device in sorted({noted.device for noted in measured}):
         head.append(_meta("thread_name", real, device, name=f"device {device}"))
     for noted in measured:
-        place = {"pid": real, "tid": noted.device}
+        place = _place(real, noted.device)
         name = f"{noted.title} {noted.round}".strip() or "XLA's own"
         body.append(_span(name, noted.title, noted.start, noted.end, place, {}))
     return {
@@ -231,8 +232,13 @@ def chrome(
     }
 
 
+def _place(process: int, thread: int) -> dict[str, int]:
+    """Perfetto takes 0 for none."""
+    return {"pid": process + 1, "tid": thread + 1}
+
+
 def _meta(what: str, pid: int, tid: int, **args: Any) -> dict[str, Any]:
-    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": args}
+    return {"ph": "M", "name": what, "args": args} | _place(pid, tid)
 
 
 def _span(

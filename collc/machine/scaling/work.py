@@ -12,13 +12,12 @@ from typing import Any
 from collc.errors import CollcError, DataError, nearest
 from collc.language.algebra import Schedule
 from collc.language.parse import parse
+from collc.machine import catalog
 from collc.machine.flow import flow
 
 UTILISATION = 0.4
-# FLOP/s of dense products in bfloat16. NVIDIA's data sheets of A100, H100, H200, HGX B200 and GB200
-# NVL72 (there for 72 GPUs), which print twice as much: with sparsity.
-PEAK = {"a100": 312e12, "h100": 989e12, "h200": 989e12, "b200": 2250e12, "gb200": 2500e12}
 _REDUCE = ("all_reduce", "reduce_scatter", "reduce")
+_ANEW = "Write it anew: collc compile --json."
 
 
 @dataclass(frozen=True)
@@ -64,11 +63,12 @@ def work(receipt: Mapping[str, Any], gpu: str = "", utilisation: float = UTILISA
 
 
 def _peak(gpu: str) -> float:
-    model = next((m for m in sorted(PEAK, key=len, reverse=True) if gpu.startswith(m)), None)
-    if model is None:
+    known = catalog.models()
+    name = next((m for m in known if gpu.startswith(m)), None)  # gb200-nvl72, a100-40gb
+    if name is None:
         found = f"of {gpu!r}" if gpu else "of a machine without a GPU model"
-        raise DataError(f"the peak {found} is not known. {nearest(gpu, PEAK)} Or say --compute.")
-    return PEAK[model]
+        raise DataError(f"the peak {found} is not known. {nearest(gpu, known)} Or say --compute.")
+    return catalog.model(name).peak
 
 
 def _field(receipt: Mapping[str, Any], name: str, kinds: tuple[type, ...]) -> Any:
@@ -81,9 +81,7 @@ def _field(receipt: Mapping[str, Any], name: str, kinds: tuple[type, ...]) -> An
         )
     value = receipt[name]
     if not isinstance(value, kinds) or isinstance(value, bool):
-        raise DataError(
-            f"the receipt's {name!r} is {value!r}. Write it anew: collc compile --json."
-        )
+        raise DataError(f"the receipt's {name!r} is {value!r}. {_ANEW}")
     return value
 
 
@@ -95,9 +93,11 @@ def _reduced(receipt: Mapping[str, Any], notes: list[str]) -> float:
     entries = _field(receipt, "collectives", (list,))
     mesh = _field(receipt, "mesh", (dict,))
     if not all(isinstance(entry, dict) for entry in entries):
-        raise DataError("a collective of the receipt has no fields. Write it anew.")
+        raise DataError(f"a collective of the receipt has no fields. {_ANEW}")
     if not all(type(size) is int and size > 0 for size in mesh.values()):
-        raise DataError(f"the mesh of the receipt, {mesh}, has a size that is no number above 0.")
+        raise DataError(
+            f"the mesh of the receipt, {mesh}, has a size that is no number above 0. {_ANEW}"
+        )
     planned = [e for e in entries if e.get("by") == "plan"]
     if not planned:
         notes.append("no plan asked for collectives: what XLA all-reduces or scatters is counted")
@@ -127,19 +127,24 @@ def _buffers(
             bytes = Fraction(entry["bytes"]) * entry["count"]
             scope = entry["scope"]
         except KeyError as e:
-            raise DataError(f"a collective of the receipt lacks {e}: {entry}"[:200]) from e
+            raise DataError(
+                f"a collective of the receipt lacks {e}: {_shown(entry)}. {_ANEW}"
+            ) from e
         except (TypeError, ValueError, OverflowError) as e:
-            raise DataError(f"a collective of the receipt is {entry}"[:150] + f": {e}.") from e
+            raise DataError(f"a collective of the receipt is {_shown(entry)}: {e}. {_ANEW}") from e
         if kind not in ("all-reduce", "reduce-scatter", "collective-permute"):
             continue
         leaf = _leaf(str(scope)) if kind == "collective-permute" else None
         if kind == "collective-permute" and leaf is None:
             continue  # the program's own, of a pipeline or a halo
         if axes is None:
-            raise DataError(f"the receipt does not say over which axes {entry.get('name')} goes.")
+            raise DataError(
+                f"the receipt does not say over which axes {entry.get('name')} goes. "
+                "Say --parameters and --compute."
+            )
         if not isinstance(axes, list) or not all(axis in mesh for axis in axes):
             raise DataError(
-                f"the receipt's {entry.get('name')} is over {axes}, its mesh has {list(mesh)}."
+                f"the receipt's {entry.get('name')} is over {axes}, its mesh has {list(mesh)}. {_ANEW}"
             )
         n = math.prod(mesh[axis] for axis in axes)
         if leaf is None:
@@ -148,6 +153,12 @@ def _buffers(
         elif leaf.collective is not None and leaf.collective.name in _REDUCE:
             moved = _moved(leaf, {axis: mesh[axis] for axis in axes})
             yield tuple(axes), leaf.collective.name, bytes / moved
+
+
+def _shown(entry: Any) -> str:
+    """An entry for a message, not too long."""
+    text = str(entry)
+    return text if len(text) <= 160 else f"{text[:160]}..."
 
 
 def _leaf(scope: str) -> Schedule | None:

@@ -3,15 +3,28 @@
 from collections.abc import Callable, Iterator
 from textwrap import wrap
 
-from collc.machine.scaling import Outcome, Point, Study
+from collc.machine.scaling.study import Outcome, Point, Study
 from collc.machine.units import seconds, size
 
 WIDTH = 110
 Said = Callable[[float], str]
 
 
-def lines(study: Study) -> Iterator[str]:
-    """All of it, line by line."""
+def explain(study: Study) -> str:
+    """Tables: the best for each number of devices, all steps, both models, who wins where."""
+    return "\n".join(_lines(study))
+
+
+def percent(x: float) -> str:
+    """A share.
+
+    >>> percent(0.1234), percent(1.0)
+    ('12.3 %', '100 %')
+    """
+    return f"{100 * x:.3g} %"
+
+
+def _lines(study: Study) -> Iterator[str]:
     for text in _head(study):
         yield from wrap(text, WIDTH, subsequent_indent="    ", break_long_words=False)
     yield ""
@@ -37,7 +50,7 @@ def _head(study: Study) -> Iterator[str]:
     whose = "in all, shared by the devices" if study.strong else "on each device"
     yield f"  {seconds(study.compute)} of compute {whose}; {size(study.parameters)} all-reduced"
     if study.overlap:
-        share = _percent(study.overlap)
+        share = percent(study.overlap)
         yield f"  up to {share} of the compute can hide communication; the rest is exposed"
     else:
         yield "  nothing hides communication"
@@ -46,14 +59,14 @@ def _head(study: Study) -> Iterator[str]:
     said: dict[str, int] = {}
     for n, point in errors:
         if not point.extrapolated:
-            said.setdefault(_percent(point.error), n)
+            said.setdefault(percent(point.error), n)
     if said:
         each = ", ".join(f"{error} from {n:,} devices" for error, n in said.items())
         yield f"  schedules nearer to each other than its error are tied: {each}"
     beyond = [(n, p) for n, p in errors if p.extrapolated]
     if beyond:
         n, last = beyond[-1]
-        most = f"{_percent(last.error)} on {n:,}"
+        most = f"{percent(last.error)} on {n:,}"
         yield (
             f"  ~ is extrapolated: more than twice the {study.calibrated:,} devices up to which prices "
             f"were compared with logs. A range, wider with each doubling: {most}"
@@ -72,8 +85,8 @@ def _best(study: Study) -> list[list[str]]:
         cells = [
             _span(best, lambda o: o.seconds, seconds),
             _span(best, lambda o: o.speedup, lambda x: f"{x:,.4g}" if x < 1000 else f"{x:,.0f}"),
-            _span(best, lambda o: o.efficiency, _percent),
-            _span(best, lambda o: o.share, _percent),
+            _span(best, lambda o: o.efficiency, percent),
+            _span(best, lambda o: o.share, percent),
         ]
         rows.append([f"{n:,}", best.schedule, *cells, tied])
     return rows
@@ -108,10 +121,6 @@ def _span(point: Point, of: Callable[[Outcome], float], said: Said) -> str:
     # The unit once, where it is the same.
     (x, *unit), (_, *other) = a.split(" "), b.split(" ")
     return f"~{x}-{b}" if unit == other else f"~{a}-{b}"
-
-
-def _percent(x: float) -> str:
-    return f"{100 * x:.3g} %" if x < 0.9995 else "100 %"
 
 
 def _winners(study: Study) -> Iterator[str]:

@@ -9,17 +9,18 @@ Weak scaling keeps the work of a device, strong scaling that of all devices toge
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from collc.errors import CollcError, MachineError
 from collc.language.algebra import Schedule
 from collc.language.ir import integer
 from collc.language.library import find
 from collc.machine import nccl
-from collc.machine.effort import effort
-from collc.machine.growing import Machines, default_counts, machines, mesh
 from collc.machine.placement import placed
 from collc.machine.price import Price, price
+from collc.machine.scaling.effort import effort
+from collc.machine.scaling.growing import Machines, default_counts, machines, mesh
+from collc.machine.scaling.study import LeftOut, Outcome, Point, Study, exposed
 
 AXES = ("host", "gpu")
 NATIVE = "native"
@@ -37,119 +38,6 @@ SCHEDULES = {
     "8 servers": "server.shards(8) @ (host, gpu)",
 }
 MOST_WORK = 1 << 21  # sends, and ranks x rounds, of the unlike steps of a schedule
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """A step on some devices. Seconds; ``efficiency`` and ``share`` (of communication) are of 1."""
-
-    communication: float
-    exposed: float
-    seconds: float
-    speedup: float
-    efficiency: float
-    share: float
-
-
-@dataclass(frozen=True)
-class Point:
-    """A schedule on a number of devices.
-
-    Attributes:
-      compute: seconds of a device.
-      abstract: seconds of communication by the abstract model; None where XLA's own takes part.
-      error: how far the lowered communication may be off, relative: see ``spread``.
-      extrapolated: whether there are more than twice the calibrated devices: only a range is known.
-      low, high: the ends of the range; both are ``middle`` where nothing is extrapolated.
-      middle: as priced. Schedules are ranked by it.
-    """
-
-    devices: int
-    schedule: str
-    compute: float
-    abstract: float | None
-    error: float
-    extrapolated: bool
-    low: Outcome
-    high: Outcome
-    middle: Outcome
-
-
-@dataclass(frozen=True)
-class LeftOut:
-    """A schedule that was not priced on a number of devices, and why."""
-
-    devices: int
-    schedule: str
-    why: str
-
-
-@dataclass(frozen=True)
-class Reign:
-    """Neighbouring numbers of devices, first to last, where a schedule is the best or tied with it."""
-
-    first: int
-    last: int
-    tied: bool
-
-
-@dataclass(frozen=True)
-class Study:
-    """What ``scale`` found. ``compute``: seconds, of a device if weak, of all work if ``strong``."""
-
-    machine: str
-    compute: float
-    parameters: float
-    overlap: float
-    strong: bool
-    calibrated: int
-    schedules: Mapping[str, Schedule]
-    points: tuple[Point, ...]
-    left_out: tuple[LeftOut, ...]
-
-    @property
-    def devices(self) -> tuple[int, ...]:
-        return tuple(dict.fromkeys(point.devices for point in self.points))
-
-    def at(self, devices: int) -> tuple[Point, ...]:
-        """The schedules on so many devices, the best first; equal steps by their communication."""
-        found = [point for point in self.points if point.devices == devices]
-        return tuple(sorted(found, key=lambda p: (p.middle.seconds, p.middle.communication)))
-
-    def point(self, devices: int, schedule: str) -> Point | None:
-        """One of them; None where it was left out."""
-        return next((p for p in self.at(devices) if p.schedule == schedule), None)
-
-    def ties(self, devices: int) -> tuple[str, ...]:
-        """The best and all that the model cannot tell from it.
-
-        They take no longer than the best would if its communication took 1 + error times as long.
-        """
-        best, *_ = own = self.at(devices)
-        slower = best.middle.communication * (1 + best.error)
-        most = best.compute + _exposed(slower, best.compute, self.overlap)
-        return tuple(point.schedule for point in own if point.middle.seconds <= most)
-
-    def reigns(self, schedule: str) -> tuple[Reign, ...]:
-        """Where a schedule starts and stops winning. Alone and tied are told apart."""
-        found: list[Reign] = []
-        before = None
-        for n in self.devices:
-            ties = self.ties(n)
-            if schedule in ties:
-                tied = len(ties) > 1
-                if found and found[-1].last == before and found[-1].tied == tied:
-                    found[-1] = replace(found[-1], last=n)
-                else:
-                    found.append(Reign(n, n, tied))
-            before = n
-        return tuple(found)
-
-    def explain(self) -> str:
-        """Tables: the best for each number of devices, all steps, both models, who wins where."""
-        from collc.machine.scaling_table import lines
-
-        return "\n".join(lines(self))
 
 
 def scale(
@@ -258,10 +146,6 @@ def _schedules(given: Mapping[str, Schedule | str]) -> dict[str, Schedule]:
     return found
 
 
-def _exposed(communication: float, compute: float, overlap: float) -> float:
-    return max(0.0, communication - overlap * compute)
-
-
 @dataclass(frozen=True)
 class _Step:
     """A step on n devices, whatever its schedule. ``whole``: compute as ``scale`` is given it."""
@@ -276,12 +160,10 @@ class _Step:
         return self.whole / self.n if self.strong else self.whole
 
     def outcome(self, communication: float) -> Outcome:
-        exposed = _exposed(communication, self.compute, self.overlap)
-        seconds = self.compute + exposed
+        over = exposed(communication, self.compute, self.overlap)
+        seconds = self.compute + over
         speedup = self.n * self.compute / seconds
-        return Outcome(
-            communication, exposed, seconds, speedup, speedup / self.n, exposed / seconds
-        )
+        return Outcome(communication, over, seconds, speedup, speedup / self.n, over / seconds)
 
 
 def _point(name: str, step: _Step, found: Price, error: float, beyond: bool) -> Point:

@@ -6,8 +6,9 @@ system > cpu > pci, nested, > gpu > nvlink;  pci or cpu > nic > net
 import networkx as nx
 
 from collc.errors import MachineError
+from collc.machine import speeds
 from collc.machine.graph import wire
-from collc.machine.readers import attributes, nvlinks, speeds
+from collc.machine.readers import attributes, nvlinks
 from collc.machine.readers.elements import Element, parse
 from collc.machine.readers.found import Found, Nic, Notes
 from collc.machine.readers.nvlinks import Place
