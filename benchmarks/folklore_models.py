@@ -165,9 +165,9 @@ class Embeddings:
             "that.",
             paragraphs(
                 f"Counted: {each}; {sum(self.counted.values()):,} in all. On 64 H100, hosts of 8, "
-                f"bfloat16, {SEQUENCES} sequences of {LENGTH} a GPU, 6 FLOP a parameter and token "
-                f"at {UTILISATION:.0%} of the peak: {said(self.compute)} of compute, nothing "
-                "hidden, XLA's own all-reduce, all gradients at once:",
+                f"bfloat16, {SEQUENCES} sequences of {LENGTH} a GPU, 6 FLOP a token and parameter "
+                f"outside the embeddings at {UTILISATION:.0%} of the peak: {said(self.compute)} of "
+                "compute, nothing hidden, XLA's own all-reduce, all gradients at once:",
                 table(
                     ["network", "all reduced", "all but embeddings", "step", "step then", "gained"], rows
                 ),

@@ -28,6 +28,7 @@ from collc.machine.scaling.table import explain
 from collc.machine.scaling.work import UTILISATION, Work, work
 
 STEP = "The step"
+_LEAST = 1024  # bytes of gradients
 
 
 @guarded
@@ -139,7 +140,13 @@ def _given(
         raise MachineError(
             "--utilisation turns a receipt's FLOPs into time. Drop it, or --compute."
         )
-    return units.parse_time(compute), units.parse_size(parameters)
+    size = units.parse_size(parameters)
+    if size < _LEAST:
+        raise MachineError(
+            f"--parameters {parameters}: {size} bytes are no model. Say the bytes of its gradients: "
+            "those of 7 billion parameters in bfloat16 are 14G."
+        )
+    return units.parse_time(compute), size
 
 
 def _receipt(

@@ -28,7 +28,7 @@ def wire(
 def node(graph: "nx.DiGraph[str]", text: str, hosts: int = 1) -> Node:
     """The node of a graph: for each pair of devices the way of least latency, then of fewest hops.
 
-    Of several NICs a device takes the nearest, of equally near ones the one that fewest have taken.
+    Of several NICs a device takes the nearest, of equally near ones the one with most bandwidth left.
     Raises MachineError where there is no device, or no way between two.
     """
     gpus = _of(graph, "gpu")
@@ -112,12 +112,17 @@ def _nics(
     """The NIC of each device; [] where there are none."""
     nics = _of(graph, "nic")
     taken = dict.fromkeys(nics, 0)
+
+    def left(nic: str) -> float:
+        """The bandwidth of a NIC that would be left for one device more."""
+        return graph.edges[nic, OUTSIDE]["bandwidth"] / (taken[nic] + 1)
+
     chosen = []
     for gpu in gpus if nics else ():
         near = [nic for nic in nics if nic in ways[gpu] and nic in back[gpu]]
         if not near:
             raise MachineError(f"no link leads from {gpu} to a NIC. Add one.")
-        best = min(near, key=lambda nic: (_hops(ways[gpu][nic]), taken[nic], nics.index(nic)))
+        best = min(near, key=lambda nic: (_hops(ways[gpu][nic]), -left(nic), nics.index(nic)))
         taken[best] += 1
         chosen.append(best)
     return chosen

@@ -3,6 +3,7 @@
 import networkx as nx
 
 from collc.machine.graph import OUTSIDE, node, wire
+from collc.machine.shape import spoke
 from collc.machine.topology import NETWORK, Machine, Network
 
 
@@ -16,16 +17,8 @@ def uniform(n: int, alpha: float, beta: float, gamma: float = 0.0, ports: int = 
     graph.add_node("switch", kind="switch")
     for i in range(n):
         graph.add_node(f"gpu{i}", kind="gpu", index=i)
-        _spoke(graph, f"gpu{i}", "switch", "link", 1 / beta, alpha)
+        spoke(graph, f"gpu{i}", "switch", "link", 1 / beta, alpha)
     return Machine(f"uniform({n})", node(graph, "uniform"), 1, Network(), gamma, ports)
-
-
-def _spoke(
-    graph: "nx.DiGraph[str]", a: str, hub: str, kind: str, bandwidth: float, latency: float
-) -> None:
-    """A wire to a hub and back, with the latency of the whole way on its first half."""
-    wire(graph, a, hub, kind, bandwidth)
-    graph.edges[a, hub]["latency"] = latency
 
 
 def two_level(
@@ -46,10 +39,10 @@ def two_level(
     nics = nics or devices
     for i in range(nics):
         graph.add_node(f"nic{i}", kind="nic", index=i)
-        _spoke(graph, f"nic{i}", OUTSIDE, NETWORK, 1 / outer[1], outer[0])
+        spoke(graph, f"nic{i}", OUTSIDE, NETWORK, 1 / outer[1], outer[0])
     for i in range(devices):
         graph.add_node(f"gpu{i}", kind="gpu", index=i)
-        _spoke(graph, f"gpu{i}", "switch", "link", 1 / inner[1], inner[0])
+        spoke(graph, f"gpu{i}", "switch", "link", 1 / inner[1], inner[0])
         # As if the NIC were the device's own: its wire costs nothing beside the NIC's.
         wire(graph, f"gpu{i}", f"nic{i * nics // devices}", "board", 1e6 / outer[1])
     text = f"two_level({nodes} x {devices})"

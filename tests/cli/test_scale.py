@@ -81,6 +81,7 @@ def test_a_receipt_says_both(cli, tmp_path):
         (("--compute", "1", "--parameters", "1M"), "'1' is no time"),
         (("--compute", "0s", "--parameters", "1M"), "compute takes 0.0 s"),
         (("--compute", "1ms", "--parameters", "0"), "is 0 bytes. Give a whole number"),
+        (("--compute", "1ms", "--parameters", "7B"), "7 bytes are no model. Say the bytes"),
         ((*STEP, "--devices", "8,x"), "give numbers between commas"),
         ((*STEP, "--devices", "12"), "12 devices are no whole number of nodes of 8"),
         ((*STEP, "--overlap", "2"), "overlap 2.0 is no share"),
