@@ -103,7 +103,7 @@ def test_numbers_are_never_cut(cli, monkeypatch):
     wide = cli(*args).stdout
     monkeypatch.setenv("COLUMNS", "40")
     narrow = cli(*args).stdout
-    assert [row for row in wide.splitlines() if "ring.all_gather" in row][0] in narrow
+    assert next(row for row in wide.splitlines() if "ring.all_gather" in row) in narrow
 
 
 def test_what_sends_nothing_and_who_is_alone(cli, tmp_path, monkeypatch):
