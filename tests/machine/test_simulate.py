@@ -365,8 +365,15 @@ def test_a_slow_rank_and_a_slow_link():
     # GPUs 0 and 1 of each node use that NIC, the others do not feel it.
     assert (own.finish > healthy.finish).tolist() == [True, True, False, False] * 2
     native = parse("native.all_reduce @ host")
-    with pytest.raises(MachineError, match="nobody knows"):
-        run(native, shared, sizes, 8, link, model="lowered")
+    # XLA's own is taken to be held up by the slowest link of all its ways, in the bytes alone.
+    whole = price(native, placed(shared, sizes), 8).rows[0].lowered
+    held = run(native, shared, sizes, 8, link, model="lowered")
+    assert held.finish.tolist() == [whole.latency + 5 * whole.bytes] * 8
+    inner = [parse_fault("slow link node1/gpu0 -> switch x5")]
+    unused = run(parse("native.all_reduce @ gpu"), shared, sizes, 8, inner, model="lowered")
+    assert (unused.finish > unused.finish[0]).tolist() == [False] * 4 + [True] * 4
+    with pytest.raises(MachineError, match="nobody knows what"):
+        run(native, shared, sizes, 8, [BrokenLink("node1/nic0")], model="lowered")
     slow = run(native, shared, sizes, 8, [parse_fault("slow rank 5 x2")], model="lowered")
     assert slow.finish[1] == slow.finish[5] == 2 * slow.finish[0]
     broken = run(native, shared, sizes, 8, [BrokenRank(5)], model="lowered")

@@ -76,13 +76,17 @@ class Load:
 class Together:
     """What all ranks of a group do at once; ``groups``: their ranks, [n, groups]. One rank computes.
 
-    ``sends``: whether links are used, in ways that nobody knows.
+    ``bytes``: the seconds of it that links are busy, where it is one of XLA's own collectives.
     """
 
     title: str
     groups: Ints
     seconds: float
-    sends: bool = False
+    bytes: float | None = None
+
+    @property
+    def sends(self) -> bool:
+        return self.bytes is not None
 
 
 Act = Sends | Together
@@ -165,7 +169,7 @@ def _rounds(
     title = str(part.leaf)
     if moment is None:
         found = native(part, placement, size)
-        yield Together(title, part.table, found.seconds, sends=True)
+        yield Together(title, part.table, found.seconds, found.bandwidth)
         return
     share = Fraction(size) * part.chunk
     each = whole(share, element)

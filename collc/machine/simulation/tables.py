@@ -1,6 +1,6 @@
 """An act on a machine: which servers each message wants and for how long, faults included."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -22,7 +22,7 @@ from collc.machine.simulation.faults import (
     damage,
 )
 from collc.machine.simulation.jobs import Job, Model, Sends, Together
-from collc.machine.topology import Floats
+from collc.machine.topology import NETWORK, Floats
 
 _KEPT = 128  # tables: of a pairwise exchange among thousands each is as large as all ranks
 
@@ -145,19 +145,44 @@ class Desk:
         return np.array(each)[index.reshape(-1)]
 
     def seconds(self, act: Together) -> Floats:
-        """What each group takes: as long as its slowest rank, [groups]."""
-        return act.seconds * self.damage.slow[act.groups].max(0)
+        """What each group takes: as long as its slowest rank, or as a slow link lets it, [groups].
+
+        XLA's own is taken to spread its bytes alike over the links of a class, as NCCL does over its
+        rings and NICs, so that the slowest holds up all.
+        """
+        slow = self.damage.slow[act.groups].max(0)
+        if act.bytes is None:
+            return act.seconds * slow
+        worse = slow.copy()
+        for link, groups in self.felt(act):
+            times = self.damage.beta[link] / self.machine.beta[link]
+            worse[groups] = np.maximum(worse[groups], times)
+        return (act.seconds - act.bytes) * slow + act.bytes * worse
+
+    def felt(self, act: Together) -> Iterator[tuple[int, NDArray[np.bool_]]]:
+        """The slow links that one of XLA's own may use, and which of its groups do."""
+        if not act.sends:
+            return
+        machine, own = self.machine, len(self.machine.node.links)
+        devices = self.placement.order[act.groups]
+        for link in sorted({k for links in self.damage.links for k in links}):
+            inside = link < own * machine.nodes
+            place = link // own if inside else (link - own * machine.nodes) // 2
+            places = machine.node_of(devices) if inside else machine.rack_of(devices)
+            here, apart = (places == place).any(0), (places != places[:1]).any(0)
+            leaves = not inside or machine.node.links[link % own].kind == NETWORK
+            yield link, here & apart if leaves else here
 
     def allowed(self, made: Sequence[Job]) -> None:
-        """Raises MachineError where a link is slow or broken that XLA's own collectives may use."""
+        """Raises MachineError where a link is broken that XLA's own collectives may use."""
         own = [
             act.title for job in made for act in job.acts if isinstance(act, Together) and act.sends
         ]
-        bad = [str(f) for f in self.faults if isinstance(f, SlowLink | BrokenLink)]
+        bad = [str(f) for f in self.faults if isinstance(f, BrokenLink)]
         if own and bad:
             raise MachineError(
-                f"{bad[0]}: {own[0]} may use the link, in ways that nobody knows. "
-                "Give faults of ranks, or a schedule without XLA's own collectives."
+                f"{bad[0]}: nobody knows what {own[0]} does without it; NCCL ends the job, as a rule. "
+                "Give slow links or faults of ranks, or a schedule without XLA's own collectives."
             )
 
     def without_effect(self, agendas: Iterable["Agenda"]) -> tuple[Fault, ...]:
@@ -210,6 +235,8 @@ def agenda(job: Job, desk: Desk) -> Agenda:
             taking = np.zeros(n, bool)
             taking[act.groups.reshape(-1)] = True
             active |= taking
+            for link, groups in desk.felt(act):
+                crossed[link] |= groups.any()
         else:
             table = desk.table(act)
             taking = table.sends | (table.need > 0)
