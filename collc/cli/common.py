@@ -96,6 +96,7 @@ def placed(schedule: Schedule, mesh: Mapping[str, int], source: str) -> Schedule
 
 # ---- code of schedule files ---------------------------------------------------------------------
 
+LOOP = "Look for a loop that never ends"
 left_behind: list[threading.Thread] = []  # threads of schedule files, which nobody waits for
 
 
@@ -104,7 +105,9 @@ class _Stop(KeyboardInterrupt):
 
 
 @contextmanager
-def files_run(seconds: float, more: str = ", or allow more time with --timeout") -> Iterator[None]:
+def files_run(
+    seconds: float, remedy: str = f"{LOOP}, or allow more time with --timeout"
+) -> Iterator[None]:
     """The block runs code of files: for no longer than ``seconds``, and it prints to stderr.
 
     Then ScheduleError is raised in the block. Code that catches that is stopped half a second
@@ -113,14 +116,14 @@ def files_run(seconds: float, more: str = ", or allow more time with --timeout")
     """
     before = threading.enumerate()
     try:
-        with redirect_stdout(sys.stderr), _time_limit(seconds, more):
+        with redirect_stdout(sys.stderr), _time_limit(seconds, remedy):
             yield
     finally:
         left_behind.extend(t for t in threading.enumerate() if t not in before and not t.daemon)
 
 
 @contextmanager
-def _time_limit(seconds: float, more: str) -> Iterator[None]:
+def _time_limit(seconds: float, remedy: str) -> Iterator[None]:
     """Where there are no alarms (off the main thread, on Windows) there is no limit."""
     if (
         not hasattr(signal, "setitimer")
@@ -128,7 +131,7 @@ def _time_limit(seconds: float, more: str) -> Iterator[None]:
     ):
         yield
         return
-    message = f"stopped after {seconds:g} s, still at work. Look for a loop that never ends{more}"
+    message = f"stopped after {seconds:g} s, still at work. {remedy}"
     asked = False
 
     def stop(number: int, frame: FrameType | None) -> None:

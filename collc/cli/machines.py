@@ -1,6 +1,10 @@
 """What the commands that take --machine share: the mesh that it suggests, and what to note of it."""
 
+import re
 from collections.abc import Iterator, Mapping
+from typing import Annotated
+
+import typer
 
 from collc.analysis.mesh import parse_mesh
 from collc.cli.common import placed
@@ -8,6 +12,26 @@ from collc.errors import MachineError
 from collc.language.algebra import Schedule
 from collc.machine.placement import Placement, advice, left_out
 from collc.machine.topology import Machine
+
+Order = Annotated[
+    str,
+    typer.Option(
+        "--order",
+        metavar="DEVICE,...",
+        help="The device of each rank. Default: rank r is device r.",
+        show_default=False,
+    ),
+]
+
+
+def parse_order(text: str) -> list[int] | None:
+    """The devices of ``--order``; None where it is not said. Raises MachineError."""
+    if not text:
+        return None
+    words = [word.strip() for word in text.split(",")]
+    if not all(re.fullmatch(r"[0-9]{1,9}", word) for word in words):
+        raise MachineError(f"--order {text}: devices are numbers between commas, as in 0,4,1,5.")
+    return [int(word) for word in words]
 
 
 def own_mesh(machine: Machine) -> dict[str, int]:

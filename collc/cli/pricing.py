@@ -1,7 +1,6 @@
 """``collc cost``: what a schedule costs on a machine, step by step."""
 
 import math
-import re
 from collections.abc import Iterator
 from typing import Annotated, Any
 
@@ -23,8 +22,7 @@ from collc.cli.common import (
     guarded,
     print_json,
 )
-from collc.cli.machines import notes, on_mesh
-from collc.errors import MachineError
+from collc.cli.machines import Order, notes, on_mesh, parse_order
 from collc.language.library import contents, find, modules
 from collc.language.states import COLLECTIVES
 from collc.machine import units
@@ -57,15 +55,7 @@ def cost(
             show_default=False,
         ),
     ] = "",
-    order: Annotated[
-        str,
-        typer.Option(
-            "--order",
-            metavar="DEVICE,...",
-            help="The device of each rank. Default: rank r is device r.",
-            show_default=False,
-        ),
-    ] = "",
+    order: Order = "",
     json: Json = False,
     timeout: Timeout = SECONDS,
     debug: Debug = False,
@@ -80,7 +70,7 @@ def cost(
     with files_run(timeout):
         what = find(schedule)
         what, sizes = on_mesh(what, mesh, on, schedule)
-        place = placement(on, sizes, _order(order))
+        place = placement(on, sizes, parse_order(order))
         sent = flow(what, sizes)
     found = priced(sent, place, bytes)
     native = natively(found)
@@ -88,15 +78,6 @@ def cost(
         print_json(as_json(found, native))
     else:
         _show(found, native)
-
-
-def _order(text: str) -> list[int] | None:
-    if not text:
-        return None
-    words = [word.strip() for word in text.split(",")]
-    if not all(re.fullmatch(r"[0-9]{1,9}", word) for word in words):
-        raise MachineError(f"--order {text}: devices are numbers between commas, as in 0,4,1,5.")
-    return [int(word) for word in words]
 
 
 def natively(found: Price) -> Price | None:

@@ -1,6 +1,8 @@
 """``collc trace``: what every rank or link does when, predicted, and measured beside it."""
 
 import json as jsonlib
+import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -21,7 +23,7 @@ from collc.cli.common import (
     print_json,
 )
 from collc.cli.devices import choose_platform, devices_for
-from collc.cli.machines import notes, on_mesh, own_mesh
+from collc.cli.machines import Order, notes, on_mesh, own_mesh, parse_order
 from collc.errors import DataError, MachineError
 from collc.language.algebra import Schedule
 from collc.language.library import find
@@ -42,6 +44,7 @@ from collc.machine.text import machine as read_machine
 from collc.machine.topology import Machine as Topology
 
 RUN = "run"
+_MOST_VIRTUAL = 64
 
 
 def _option(name: str, metavar: str, help: str) -> Any:
@@ -60,6 +63,7 @@ def trace(
     mesh: Annotated[
         str, _option("--mesh", "AXIS=SIZE,...", "Outermost axis first. Default: host and gpu.")
     ] = "",
+    order: Order = "",
     plan: Annotated[
         str, _option("--plan", "PLAN", "The all-reduce of a plan: gpu=ring,host=tree, or its file.")
     ] = "",
@@ -109,7 +113,7 @@ def trace(
     scopes: the folder that jax.profiler.trace was given, or "run" to run it now on the devices here.
     """
     files = list(out or ())
-    _check(schedule, plan, compute, (buckets, overlap), model, lanes, measured, files)
+    _check(schedule, plan, compute, (buckets, overlap), model, lanes, measured, order, files)
     bytes, on = units.parse_size(size), read_machine(machine)
     faults = [parse_fault(text) for text in fault or ()]
     with files_run(timeout):
@@ -119,7 +123,7 @@ def trace(
             raise MachineError(
                 f"--lanes link: nobody knows which links XLA's own take, and {what} has some. Say rank."
             )
-        place = placement(on, sizes)
+        place = placement(on, sizes, parse_order(order))
         sent = flow(what, sizes)
     if compute:
         if what.collective is not KINDS["all_reduce"]:
@@ -133,7 +137,7 @@ def trace(
     else:
         keep = bool(files) or _few(sent)
         outcome = simulate(sent, place, bytes, faults, model=_model(model), record=keep)
-    with files_run(timeout, more=" of --measured, or allow more time with --timeout"):
+    with files_run(timeout, "Measure fewer bytes or ranks, or allow more time with --timeout"):
         noted, caveat = _measured(measured, what, sizes, bytes) if measured else ([], "")
     if noted:
         _told(outcome, noted, measured)
@@ -165,6 +169,7 @@ def _check(
     model: str,
     lanes: str,
     measured: str,
+    order: str,
     files: Sequence[Path],
 ) -> None:
     """Raises MachineError for options that cannot be, or would have no effect."""
@@ -179,6 +184,8 @@ def _check(
         wrong = f"--lanes {lanes} has an effect on files only. Say -o timeline.svg."
     elif not compute and any(given is not None for given in of_steps):
         wrong = "--buckets and --overlap have an effect on a step only. Say --compute."
+    elif measured and order:
+        wrong = "--measured runs on the devices as they come. Drop --order."
     elif compute and measured:
         wrong = "--measured runs the collective alone. Drop --compute."
     if wrong:
@@ -235,6 +242,12 @@ def _measured(
         from collc.receipts.measured import measure
         from collc.training.config import make_mesh
 
+        count = math.prod(sizes.values())
+        if os.environ["JAX_PLATFORMS"].split(",")[0] == "cpu" and count > _MOST_VIRTUAL:
+            raise MachineError(
+                f"--measured run: {count} virtual devices, threads of this process, would wait for each "
+                f"other for minutes. Take at most {_MOST_VIRTUAL}, as in --mesh host=2,gpu=8."
+            )
         devices = make_mesh(show_mesh(sizes))
         fits(devices, size, inputs=1, check=False)
         found = measure(schedule, devices, size)

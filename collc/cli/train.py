@@ -9,7 +9,7 @@ import typer
 
 from collc.analysis.certificate import certify
 from collc.analysis.mesh import parse_mesh, show_mesh
-from collc.cli.common import SECONDS, Debug, Report, files_run, guarded
+from collc.cli.common import LOOP, SECONDS, Debug, Report, files_run, guarded
 from collc.cli.devices import Platform, choose_platform, devices_for
 from collc.errors import DataError, MeshError, ScheduleError, nearest
 from collc.planning.registry import algorithm
@@ -169,7 +169,7 @@ def train(
 def _proved(config: "TrainConfig") -> None:
     """Runs the code of schedule files where it is bounded in time; training finds it proved."""
     sizes = parse_mesh(config.mesh)
-    with files_run(SECONDS, more=""):
+    with files_run(SECONDS, LOOP):
         for axis, source in config.schedules.items():
             for _, schedule in algorithm(source).schedules:
                 certify(schedule @ axis, sizes)

@@ -124,22 +124,20 @@ class Flow:
 
     def ticks(self) -> Iterator[tuple[tuple[int, Moment | None], ...]]:
         """What happens at once, in lock-step: parts with their moments; XLA's own has None."""
-        at = [0] * len(self.parts)
         steps = [1 if p.moments is None else len(p.moments) for p in self.parts]
-        waiting = list(range(len(self.parts)))
+        at, waiting = [0] * len(self.parts), set(range(len(self.parts)))
         while waiting:
-            open_ = set(waiting)
-            now = [i for i in waiting if open_.isdisjoint(self.parts[i].strand.after)]
-            waiting = [i for i in waiting if i not in now or at[i] < steps[i]]
-            now = [i for i in now if at[i] < steps[i]]
-            if not now:
-                continue
-            yield tuple(
-                (i, None if (m := self.parts[i].moments) is None else m[at[i]]) for i in now
-            )
+            open = [i for i in sorted(waiting) if waiting.isdisjoint(self.parts[i].strand.after)]
+            now = [i for i in open if at[i] < steps[i]]
+            if now:
+                yield tuple((i, self._at(i, at[i])) for i in now)
             for i in now:
                 at[i] += 1
-            waiting = [i for i in waiting if at[i] < steps[i]]
+            waiting -= {i for i in open if at[i] >= steps[i]}
+
+    def _at(self, part: int, step: int) -> Moment | None:
+        moments = self.parts[part].moments
+        return None if moments is None else moments[step]
 
 
 def flow(schedule: Schedule, sizes: Mapping[str, int]) -> Flow:

@@ -135,7 +135,7 @@ class _Group:
         self.gpu: dict[str, Any] = self.data["gpu"].get(own.gpu, {})
         self.cut: Cells = cells(machine, groups)
         self.reached = own.efficiency(machine)
-        self.rings: Rings = rings(self.cut, self.reached)
+        self.rings: Rings = rings(self.cut, self.reached, self.wires == "pcie")
         self.nodes = int(self.cut.nodes.max())
         self.local = int(self.cut.count.min())
         self.scale = min(self.nodes, 3) - 1  # which of NCCL's columns: one node, two, more

@@ -26,15 +26,16 @@ class Placement:
         """For each axis the outermost class of link between neighbours along it."""
         return {axis: _outermost(self.machine, *self._along(axis)) for axis in self.sizes}
 
-    def crossings(self, axis: str) -> int:
-        """How many neighbours along an axis, around it, are on other nodes or sockets."""
+    def crossings(self, axis: str) -> tuple[int, int]:
+        """How many neighbours along an axis, around it, are on other nodes, and on other sockets."""
         machine, (a, b) = self.machine, self._along(axis)
-        far = machine.node_of(a) != machine.node_of(b)
+        apart = machine.node_of(a) != machine.node_of(b)
+        sockets = 0
         if SOCKET in machine.kinds:
             links = machine.paths(a, b).links
-            between = machine.kind[links] == machine.kinds.index(SOCKET)
-            far |= (between & (links >= 0)).any(axis=1)
-        return int(np.count_nonzero(far))
+            between = (links >= 0) & (machine.kind[links] == machine.kinds.index(SOCKET))
+            sockets = int(np.count_nonzero(between.any(axis=1) & ~apart))
+        return int(np.count_nonzero(apart)), sockets
 
     def _along(self, axis: str) -> tuple[Ints, Ints]:
         grid = self.order.reshape(list(self.sizes.values()))
@@ -100,63 +101,84 @@ def left_out(placement: Placement) -> str:
 
 @dataclass(frozen=True)
 class Advice:
-    """A better order: ``devices`` by rank, and by axis the neighbours on other nodes or sockets.
+    """A better order: ``devices`` by rank, and by axis the neighbours on other ``places``.
 
-    ``axes``: how the axes are to be nested, where otherwise than in the mesh; else (). ``across``:
-    "hosts", or "sockets" where all devices are in one node.
+    ``axes``: how the axes are to be nested, where otherwise than in the mesh; else (). ``places``:
+    "hosts", or "sockets" where as many neighbours are on other hosts.
     """
 
     devices: tuple[int, ...]
     before: Mapping[str, int]
     after: Mapping[str, int]
     axes: tuple[str, ...]
-
-    across: str
+    places: str
 
     def __str__(self) -> str:
         each = "; ".join(
-            f"along {axis} {before:,} neighbours are on other {self.across}, "
+            f"along {axis} {before:,} neighbours are on other {self.places}, "
             f"in a better order {self.after[axis]:,}"
             for axis, before in self.before.items()
             if before != self.after[axis]
         )
         nested = f", the axes nested {', '.join(self.axes)} from the outside inwards"
         return (
-            f"the mesh crosses {self.across} needlessly: {each}. Make it with the devices in ascending "
+            f"the mesh crosses {self.places} needlessly: {each}. Make it with the devices in ascending "
             f"order{nested if self.axes else ''}."
         )
+
+
+Crossings = Mapping[str, tuple[int, int]]
 
 
 def advice(placement: Placement) -> Advice | None:
     """A better order of the devices; None where none was found.
 
     Tried: the same devices in ascending order, with the axes nested in every order. Better is one in
-    which fewer neighbours are on other nodes or sockets and no axis has more of them; or one in which
-    fewer axes leave them in some hops only, where the slow hops hold up the quick ones.
+    which fewer axes that would fit into a node leave theirs; or as many, and fewer neighbours are on
+    other nodes, or then on other sockets, and along no axis more. What is best of all these has no
+    better order itself.
     """
-    own = {axis: placement.crossings(axis) for axis in placement.sizes}
-    best, found = _badness(placement, own), None
-    one_node = len(np.unique(placement.machine.node_of(placement.order))) == 1
-    across = "sockets" if one_node else "hosts"
+    own = _crossings(placement)
+    best, found = None, None
     for axes, order in _orders(placement):
         other = Placement(placement.machine, placement.sizes, order)
-        after = {axis: other.crossings(axis) for axis in placement.sizes}
-        if all(after[a] <= own[a] for a in own) and after != own:
-            score = (-1, sum(after.values()))  # better along every axis
-        else:
-            score = _badness(other, after)
-            if score[0] == best[0]:
-                continue
-        if score < best:
-            nested = () if axes == tuple(placement.sizes) else axes
-            best, found = score, Advice(tuple(order.tolist()), own, after, nested, across)
+        after = _crossings(other)
+        if not _better(placement, own, after):
+            continue
+        score = (_misfits(placement, after), *_total(after))
+        if best is None or score < best:
+            by = 0 if any(after[a][0] != own[a][0] for a in own) else 1
+            best = score
+            found = Advice(
+                tuple(order.tolist()),
+                {axis: n[by] for axis, n in own.items()},
+                {axis: n[by] for axis, n in after.items()},
+                () if axes == tuple(placement.sizes) else axes,
+                ("hosts", "sockets")[by],
+            )
     return found
 
 
-def _badness(placement: Placement, crossings: Mapping[str, int]) -> tuple[int, int]:
-    """Axes of which some hops leave a node and some do not; and all hops that do."""
-    count = len(placement.order)
-    return sum(0 < n < count for n in crossings.values()), sum(crossings.values())
+def _crossings(placement: Placement) -> Crossings:
+    return {axis: placement.crossings(axis) for axis in placement.sizes}
+
+
+def _better(placement: Placement, own: Crossings, after: Crossings) -> bool:
+    misfits = _misfits(placement, own), _misfits(placement, after)
+    if misfits[0] != misfits[1]:
+        return misfits[1] < misfits[0]
+    fewer = all(after[axis] <= own[axis] for axis in own)
+    return fewer and _total(after) < _total(own)
+
+
+def _misfits(placement: Placement, crossings: Crossings) -> int:
+    """Axes as long as a node has devices that leave their nodes all the same."""
+    fits = placement.machine.node.devices
+    return sum(placement.sizes[a] == fits and n > 0 for a, (n, _) in crossings.items())
+
+
+def _total(crossings: Crossings) -> tuple[int, int]:
+    return sum(n for n, _ in crossings.values()), sum(k for _, k in crossings.values())
 
 
 def _orders(placement: Placement) -> Iterator[tuple[tuple[str, ...], Ints]]:

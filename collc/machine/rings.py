@@ -81,22 +81,33 @@ class Rings:
     both: float
 
 
-def rings(cut: Cells, reached: Floats) -> Rings:
-    """The rings. ``reached``: what part of its bandwidth is reached on each link."""
+def rings(cut: Cells, reached: Floats, cross: bool) -> Rings:
+    """The rings. ``reached``: what part of its bandwidth is reached on each link.
+
+    They leave a node by the NIC by which they came, or, with ``cross``, by another where that is
+    quicker: on a host whose GPUs are not all alike near to its NICs.
+    """
+    found = [_over(cut, reached, crossed) for crossed in (False, True)[: 1 + cross]]
+    return max(found, key=lambda each: each.both)
+
+
+def _over(cut: Cells, reached: Floats, crossed: bool) -> Rings:
+    """The rings; ``crossed``: they leave by the NIC of the device before the one that they came to."""
     machine, n = cut.machine, len(cut.device)
     before = np.arange(n) - 1
     before[cut.start] = cut.end - 1
-    weight = np.ones(n)
+    weight = np.ones(n)  # of the way into each device from the one before
     far = np.zeros(len(machine.beta))
     far_late = np.zeros(0)
     if cut.nodes.max() > 1:
         entry, leaving, follows, share = _crossings(cut)
+        leaving = before[entry] if crossed else leaving
+        paths = machine.paths(cut.device[leaving], cut.device[entry[follows]])
+        far, far_late = machine.crossed(paths, share), paths.latency
         # The way that closes the ring in a node is not gone where the last device sends it on. Where
         # that has another NIC, the ring has to come back to the one by which it came.
         open = (entry != leaving) & (leaving == before[entry])
         weight -= np.bincount(entry[open], share[open], n)
-        paths = machine.paths(cut.device[leaving], cut.device[entry[follows]])
-        far, far_late = machine.crossed(paths, share), paths.latency
     alone = (cut.count > 1)[cut.cell]
     paths = machine.paths(cut.device[before[alone]], cut.device[alone])
     near = machine.crossed(paths, weight[alone])

@@ -133,7 +133,10 @@ def _said(lines: Iterable[str]) -> _Said:
             name, digest, choice = rest.split(maxsplit=2)
             by_size.setdefault((word, name), []).append((digest, choice))
         elif word == "machine":
-            digest, machine = rest.split(maxsplit=1)
+            digest, _, said = rest.partition(" ")
+            if machine or not said:
+                raise ValueError("its machine is said twice, or without a digest")
+            machine = said
             if digest != _digest(machine):
                 raise ValueError(f"its machine is {machine}, which it was not made for")
         elif word in COLLECTIVES:

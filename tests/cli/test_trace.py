@@ -97,8 +97,20 @@ def test_a_real_run_beside_the_predicted_one(cli, tmp_path):
         (("ring.all_reduce", "--fault", "slow rank 99 x2"), "0 to 7"),
         (("ring.all_reduce", "--compute", "1s", "--measured", "run"), "Drop --compute"),
         (("ring.all_reduce", "--measured", "nowhere"), "does not exist"),
+        (("ring.all_reduce", "--measured", "run", "--order", "1,0"), "Drop --order"),
         (("native.all_reduce", "--model", "abstract"), "Take model='lowered'"),
     ],
 )  # fmt: skip
 def test_bad_input(refused, args, said):
     assert said in refused("trace", *args, "--machine", "dgx-h100", "--size", "1M")
+
+
+def test_too_many_virtual_devices_are_not_run(refused):
+    args = ("trace", "ring.all_reduce", "--machine", "dgx-h100:16", "--size", "64K")
+    assert "Take at most 64" in refused(*args, "--measured", "run")
+
+
+def test_an_order_of_devices(cli):
+    args = ("trace", "ring.all_reduce", "--machine", "pcie-8", "--size", "64M")
+    bad = cli(*args, "--order", "0,4,1,5,2,6,3,7").stdout
+    assert "crosses sockets needlessly" in bad and "crosses" not in cli(*args).stdout

@@ -10,6 +10,7 @@ import pytest
 from collc.errors import MachineError
 from collc.machine import nccl, rings
 from collc.machine.graph import OUTSIDE, node, wire
+from collc.machine.text import machine as read
 from collc.machine.topology import Machine, Network
 from collc.machine.uniform import two_level, uniform
 
@@ -209,8 +210,8 @@ def test_a_ring_leaves_a_node_by_its_last_device():
     assert nccl.constants(machine).gpu == ""
 
 
-def test_a_ring_comes_back_to_the_nic_by_which_it_came():
-    """Two sockets with a NIC each: a second host gains nothing, since rings cross both ways in both."""
+def test_rings_of_several_hosts_use_both_ways_between_sockets():
+    """Two sockets with a NIC each: the ring of one host crosses once each way, two rings share them."""
     graph = nx.DiGraph()
     for s in range(2):
         graph.add_node(f"cpu{s}", kind="cpu")
@@ -225,7 +226,19 @@ def test_a_ring_comes_back_to_the_nic_by_which_it_came():
         machine = Machine("sockets", node(graph, "sockets"), nodes, Network())
         n = 4 * nodes
         ring = found(machine, "ring", size=MIB)
-        assert ring.bandwidth == pytest.approx(MIB * 2 * (n - 1) / n / (8 * GB))
+        rate = 8 * GB if nodes == 1 else 16 * GB
+        assert ring.bandwidth == pytest.approx(MIB * 2 * (n - 1) / n / rate)
+
+
+@pytest.mark.parametrize("words", ["link=12GB/s", "link=16GB/s net=400Gb/s", "net=400Gb/s", ""])
+def test_more_nics_are_hardly_ever_slower(words):
+    """Rings go over all of them, which costs up to a quarter where switches are the bottleneck."""
+    found = []
+    for nics in (1, 2, 4, 8):
+        own = read(f"pcie-8:2 {words} nics={nics}")
+        found.append(nccl.native(own, flat(own), "all_reduce", 256 * MIB).seconds)
+    assert all(b <= 1.25 * a for a, b in pairwise(found))
+    assert min(found[1:]) <= found[0]
 
 
 def test_the_order_of_ranks_within_a_node_is_nccls_own_business():

@@ -320,6 +320,17 @@ def test_65536_ranks():
     assert sum(row.steps for row in found.rows) == 7 + 26 + 7
 
 
+def test_an_axis_of_one_rank_keeps_the_order_of_the_others():
+    sizes = {"host": 1, "gpu": 8}
+    place = placed(two_level(1, 8, (3, 1), (1, 1)), sizes)
+    found = price(collc.parse('hierarchical("host", "gpu")'), place, 64)
+    assert [row.title for row in found.rows] == [
+        "ring.reduce_scatter @ gpu",
+        "ring.all_gather @ gpu",
+    ]
+    assert found.abstract == price(collc.parse("ring.all_reduce @ gpu"), place, 64).abstract
+
+
 def test_equal_steps_are_one_moment():
     what = flow(collc.parse("ring.all_reduce"), {"": 64})
     assert [len(set(part.moments or ())) for part in what.parts] == [1, 1]

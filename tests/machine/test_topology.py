@@ -123,3 +123,24 @@ def test_sockets_that_a_mesh_crosses_needlessly_are_pointed_out():
     bad = advice(placed(box, {"gpu": 8}, [0, 4, 1, 5, 2, 6, 3, 7]))
     assert bad is not None and (bad.before, bad.after) == ({"gpu": 8}, {"gpu": 2})
     assert "crosses sockets needlessly" in str(bad)
+
+
+@pytest.mark.parametrize(
+    "name", ["pcie-8:4", "dgx-h100:2", "dgx-h100:4", "pcie-8", "gb200-nvl72:36"]
+)
+def test_the_best_order_has_no_better_one_and_the_natural_one_is_not_worse(name):
+    on = machine(name)
+    g, nodes = on.node.devices, on.nodes
+    meshes = [{"host": nodes, "gpu": g}, {"gpu": g, "host": nodes}, {"a": nodes * g // 2, "b": 2}]
+    rng = np.random.default_rng(0)
+    robin = np.arange(nodes * g).reshape(nodes, g).T.reshape(-1)  # the commonest mistake
+    for sizes in meshes:
+        orders = [None, robin, rng.permutation(nodes * g), rng.permutation(nodes * g)]
+        for order in orders:
+            found = advice(placed(on, sizes, order))
+            if found is not None:
+                assert advice(placed(on, sizes, found.devices)) is None
+    assert advice(placed(on, {"host": nodes, "gpu": g})) is None
+    if nodes > 1:
+        fixed = advice(placed(on, {"host": nodes, "gpu": g}, robin))
+        assert fixed is not None and fixed.devices == tuple(range(nodes * g))
