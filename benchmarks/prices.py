@@ -7,14 +7,10 @@ Each runs in a process of its own; the time is that from the text of the machine
 the price, imports not counted, the memory the peak of the whole process.
 """
 
-import argparse
-import platform
-import sys
-from pathlib import Path
+from collections.abc import Iterator
 
-from common import child
+import common
 
-REPORT = Path(__file__).parent / "reports" / "prices.md"
 HIERARCHICAL = 'hierarchical("host", "gpu")'
 CASES = [
     ("price", HIERARCHICAL, {"host": 512, "gpu": 8}),
@@ -56,50 +52,37 @@ print(json.dumps([seconds, peak, predicted]))
 SIZE = 64 << 20
 
 
-def table() -> list[str]:
+def rows() -> Iterator[list[object]]:
     """A row for each case."""
-    rows = [
-        "| what | schedule | mesh | took, s | peak, MB | predicted, ms | goal |",
-        "|---|---|---|---:|---:|---:|---|",
-    ]
     for what, text, sizes in CASES:
         mesh = " ".join(f"{axis}={n}" for axis, n in sizes.items())
         # The best of three: what disturbs a run only makes it longer.
-        runs = [child(ONE, [what, text, sizes, SIZE]) for _ in range(3)]
+        runs = [common.child(ONE, [what, text, sizes, SIZE]) for _ in range(3)]
         if len({run[2] for run in runs}) > 1:
             raise SystemExit(f"{what} {text}: not the same each time: {runs}")
         seconds, peak, predicted = min(runs)
-        shown = ""
+        said = ""
         if goal := GOALS.get((what, text, mesh)):
-            met = seconds <= goal[0] and (goal[1] is None or peak <= goal[1])
-            most = f", {goal[1]} MB" if goal[1] else ""
-            shown = f"{goal[0]:.0f} s{most}: {'met' if met else 'MISSED'}"
-        rows.append(
-            f"| {what} | `{text}` | {mesh} | {seconds:.2f} | {peak:.0f} | {predicted * 1e3:.3f} "
-            f"| {shown} |"
-        )
-        print(rows[-1], file=sys.stderr)
-    return rows
+            most, memory = goal
+            said = f"{most:.0f} s: {common.verdict(seconds, most)}"
+            said += f"; {memory} MB: {common.verdict(peak, memory)}" if memory else ""
+        yield [what, f"`{text}`", mesh, seconds, round(peak), f"{predicted * 1e3:.3f}", said]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--print", action="store_true", help="do not write the report")
-    only_print = parser.parse_args().print
-    lines = [
-        "# Prices and simulations, as machines grow",
-        "",
-        f"Made by `python benchmarks/prices.py` with Python {platform.python_version()} on "
-        f"{platform.machine()}: of hosts with 8 H100s each",
-        "(dgx-h100), 64 MiB on a rank. Wall-clock seconds without imports, best of 3; peak memory.",
-        "Prices are by the lowered model, simulations by the abstract one; the three runs",
-        "predicted the same to the last digit.",
-        "",
-        *table(),
-    ]
-    print("\n".join(lines))
-    if not only_print:
-        REPORT.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    common.parser(__doc__, 3).parse_args()
+    head = ["what", "schedule", "mesh", "took, s", "peak, MB", "predicted, ms", "goal"]
+    lines = common.prose(
+        "Of hosts with 8 H100s each (dgx-h100), 64 MiB on a rank. Wall-clock seconds without imports, best",
+        "of 3; peak memory of the process. Prices are by the lowered model, simulations by the abstract",
+        "one; the three runs predicted the same to the last digit.",
+    )
+    common.publish(
+        "prices",
+        "Prices and simulations, as machines grow",
+        ["numpy", "networkx"],
+        [*lines, "", *common.table(head, list(rows()))],
+    )
 
 
 if __name__ == "__main__":
