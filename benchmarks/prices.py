@@ -74,8 +74,8 @@ def main() -> None:
     head = ["what", "schedule", "mesh", "took, s", "peak, MB", "predicted, ms", "goal"]
     lines = common.prose(
         "Of hosts with 8 H100s each (dgx-h100), 64 MiB on a rank. Wall-clock seconds without imports,",
-        f"best of {given.iterations}; peak memory of the process. Prices are by the lowered model, simulations by the abstract",
-        "one; all runs predicted the same to the last digit.",
+        f"best of {given.iterations}; peak memory of the process. Prices are by the lowered model,",
+        "simulations by the abstract one; all runs predicted the same to the last digit.",
     )
     common.publish(
         "prices",
