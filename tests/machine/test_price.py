@@ -26,7 +26,7 @@ from collc.machine.uniform import uniform as uncached
 uniform = functools.cache(uncached)
 
 ALPHA, BETA, GAMMA = 7, 3, 2
-SIZES = [*range(1, 20), 31, 32, 33, 48, 61, 64]
+SIZES = range(1, 65)
 
 
 def lg(n: int) -> int:
