@@ -76,7 +76,10 @@ def test_a_crossing_is_where_the_formulas_cross():
     bruck, pairwise = parse("bruck.all_to_all @ gpu"), parse("pairwise.all_to_all @ gpu")
     assert costs.of(bruck, 1 << 20) == pytest.approx(3 * launch + 12 / 8 * 2**20 * beta)
     assert costs.of(pairwise, 1 << 20) == pytest.approx(7 * launch + 7 / 8 * 2**20 * beta)
-    quicker = lambda size: int(costs.of(pairwise, size) < costs.of(bruck, size))  # noqa: E731
+
+    def quicker(size):
+        return int(costs.of(pairwise, size) < costs.of(bruck, size))
+
     ((at, then),) = changes(quicker, SIZES[0], SIZES[-1])
     assert then == 1
     exact = 4 * launch / (5 / 8 * beta)
@@ -147,14 +150,20 @@ def test_native_where_it_is_as_quick_and_a_schedule_where_it_is_not():
     (zero, ours), (at, own) = ranked.choices().entries
     assert zero == 0 and str(ours) == "halving.reduce_scatter @ gpu"
     assert str(own) == "native.reduce_scatter @ gpu"
-    ratio = lambda size: ranked.times(size)[0] / ranked.times(size).min()  # noqa: E731
+
+    def ratio(size):
+        return ranked.times(size)[0] / ranked.times(size).min()
+
     assert ratio(at) <= 1 + ranked.error < ratio(int(at / EXACT) - 1)
     assert ranked.chosen(at) == 0 != next(ranked.ranked(at))
 
 
 def test_an_expensive_launch_makes_native_win(monkeypatch):
     real = nccl.constants
-    dear = lambda *args: replace(real(*args), launch=2e-3)  # noqa: E731
+
+    def dear(*args):
+        return replace(real(*args), launch=2e-3)
+
     monkeypatch.setattr(curves.nccl, "constants", dear)
     assert [str(s) for _, s in late().choices().entries] == ["native.reduce_scatter @ gpu"]
 
