@@ -27,17 +27,27 @@ if TYPE_CHECKING:
     from collc.lowering.collectives import pmin as pmin
     from collc.lowering.collectives import psum as psum
     from collc.lowering.collectives import psum_scatter as psum_scatter
+    from collc.lowering.shards import Shard as Shard
     from collc.planning.plan import Plan as Plan
     from collc.planning.plan import plan as plan
     from collc.receipts.pods import pod as pod
     from collc.receipts.reading import receipt as receipt
     from collc.runtime.init import init as init
+    from collc.training import consistency as consistency
+    from collc.training import strategy as strategy
     from collc.training.gradients import value_and_grad as value_and_grad
     from collc.training.kinds import Batch as Batch
     from collc.training.kinds import Ranked as Ranked
     from collc.training.kinds import rank_key as rank_key
     from collc.training.kinds import ranked as ranked
+    from collc.training.norms import all_finite as all_finite
+    from collc.training.norms import clip_by_global_norm as clip_by_global_norm
+    from collc.training.norms import global_norm as global_norm
+    from collc.training.norms import skip_nonfinite as skip_nonfinite
+    from collc.training.server import ServerState as ServerState
+    from collc.training.server import server as server
     from collc.training.step import schedule as schedule
+    from collc.training.strategies import strategies as strategies
     from collc.training.sync import sync as sync
 
 _HOME = {
@@ -59,17 +69,27 @@ _HOME = {
     "pmin": "collc.lowering.collectives",
     "psum": "collc.lowering.collectives",
     "psum_scatter": "collc.lowering.collectives",
+    "Shard": "collc.lowering.shards",
     "Plan": "collc.planning.plan",
     "plan": "collc.planning.plan",
     "pod": "collc.receipts.pods",
     "receipt": "collc.receipts.reading",
     "init": "collc.runtime.init",
+    "consistency": "collc.training",
+    "strategy": "collc.training",
     "value_and_grad": "collc.training.gradients",
     "Batch": "collc.training.kinds",
     "Ranked": "collc.training.kinds",
     "rank_key": "collc.training.kinds",
     "ranked": "collc.training.kinds",
+    "all_finite": "collc.training.norms",
+    "clip_by_global_norm": "collc.training.norms",
+    "global_norm": "collc.training.norms",
+    "skip_nonfinite": "collc.training.norms",
+    "ServerState": "collc.training.server",
+    "server": "collc.training.server",
     "schedule": "collc.training.step",
+    "strategies": "collc.training.strategies",
     "sync": "collc.training.sync",
 }
 
@@ -81,7 +101,8 @@ def __getattr__(name: str) -> Any:
         from collc.errors import nearest
 
         raise AttributeError(f"module 'collc' has no attribute {name!r}. {nearest(name, _HOME)}")
-    return getattr(importlib.import_module(_HOME[name]), name)
+    module = importlib.import_module(_HOME[name])
+    return getattr(module, name, None) or importlib.import_module(f"{_HOME[name]}.{name}")
 
 
 def __dir__() -> list[str]:

@@ -37,6 +37,7 @@ from collc.language.states import KINDS
 from collc.lowering import context, operands
 from collc.lowering.lower import frame, linear
 from collc.lowering.primitive import bind
+from collc.lowering.shards import is_shard
 from collc.lowering.wire import Cast, Plain, Wire
 
 On = Any  # None, an axis name, a tuple of them, a schedule or its text, or a plan
@@ -99,10 +100,31 @@ def psum_scatter(
 
     tiled: [..., n * k, ...] -> [..., k, ...] at ``scatter_dimension``; else [..., n, ...] -> [..., ...].
     """
+    return scattered(
+        x,
+        schedule,
+        scatter_dimension=scatter_dimension,
+        tiled=tiled,
+        accumulate=accumulate,
+        wire=wire,
+    )
+
+
+def scattered(
+    x: Any,
+    schedule: On = None,
+    *,
+    op: str = "sum",
+    scatter_dimension: int = 0,
+    tiled: bool = False,
+    accumulate: Any = None,
+    wire: Any = None,
+) -> Any:
+    """``psum_scatter``, or with ``op="mean"`` the same of the mean."""
     leaves, tree = jax.tree.flatten(x)
     values = _arrays("psum_scatter", leaves)
     size = _bytes(values)
-    use = use_of("psum_scatter", "reduce_scatter", schedule, accumulate, wire, size=size)
+    use = use_of("psum_scatter", "reduce_scatter", schedule, accumulate, wire, op=op, size=size)
     if any(v.dtype == jnp.bool_ for v in values):
         raise DataError("collc.psum_scatter: booleans have no sum. Cast them, as to int32.")
     fronts = [_split("psum_scatter", use.n, v, scatter_dimension, tiled) for v in values]
@@ -122,7 +144,19 @@ def all_gather(
     """Every rank's value, as ``lax.all_gather``: stacked in a new dimension, or tiled along one.
 
     ``to="invarying"`` types the result as the same on all ranks, which the certificate has proved.
+
+    Of ``collc.Shard`` nodes the leaves that they are parts of, whole; their gradients come back as
+    means over the ranks, reduce-scattered by the same plan. There the other options have no meaning.
     """
+    if any(map(is_shard, jax.tree.leaves(x, is_leaf=is_shard))):
+        if axis or tiled or to != "varying":
+            raise DataError(
+                "collc.all_gather: axis=, tiled= and to= have no effect on a collc.Shard, whose leaf "
+                "is put together as it was. Drop them."
+            )
+        from collc.lowering import parts  # built on this module
+
+        return parts.gathered(x, schedule)
     if to not in ("varying", "invarying"):
         raise DataError(f"all_gather: to is 'varying' or 'invarying', not {to!r}")
     leaves, tree = jax.tree.flatten(x)

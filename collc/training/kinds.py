@@ -19,6 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from collc.errors import DataError, MeshError, StepError, nearest
 from collc.lowering import context
 from collc.lowering.ranks import rank_in
+from collc.lowering.shards import Shard
 from collc.planning.plan import Plan, check_plan
 
 AXES = "collc_axes"  # the metadata of a ranked nnx.Variable
@@ -58,8 +59,8 @@ def _is_ranked(x: Any) -> bool:
 
 
 def rank_axes(x: Any) -> tuple[str, ...] | None:
-    """The axes of a Ranked node or of a ranked nnx.Variable; None for anything else."""
-    if isinstance(x, Ranked):
+    """The axes of a Ranked node, a Shard, or a ranked nnx.Variable; None for anything else."""
+    if isinstance(x, Ranked | Shard):
         return _names(x.axes)
     nnx = sys.modules.get("flax.nnx")
     if nnx is not None and isinstance(x, nnx.Variable):

@@ -1,0 +1,137 @@
+"""Shards to whole leaves and back: the two collectives of a parameter server.
+
+gather     Shard [k]  ->  leaf [5, 3], the same on all ranks
+scatter    leaf [5, 3] of gradients  ->  Shard [k], this rank's part of their mean
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from collc.errors import DataError, MeshError
+from collc.language.algebra import Schedule
+from collc.lowering import collectives, operands
+from collc.lowering.ranks import rank_in
+from collc.lowering.shards import Shard, divided, is_shard, rows, whole, with_ones
+
+
+def gathered(tree: Any, on: Any = None) -> Any:
+    """The whole leaves of a pytree of shards, in one collective for each of their dtypes.
+
+    ``on``: as for ``collc.all_gather``. The gradient of a shard is a mean over the ranks. Raises
+    DataError for leaves that are no shards, MeshError where the schedule is over other axes.
+    """
+    nodes, structure = jax.tree.flatten(tree, is_leaf=is_shard)
+    for node in nodes:
+        if not is_shard(node):
+            raise DataError(
+                "collc.all_gather: among the shards there is a leaf that is none, "
+                f"{jax.typeof(node)}. Gather the shards alone, or all by state.pull()."
+            )
+    return jax.tree.unflatten(structure, gather(nodes, on))
+
+
+def gather(shards: Sequence[Shard], on: Any = None) -> list[jax.Array]:
+    """Whole leaves, [layers..., shape...], the same on all ranks. ``on`` as for ``gathered``."""
+    refuse_automatic("collc.all_gather")
+    out: list[Any] = [None] * len(shards)
+    for servers in dict.fromkeys(s.servers for s in shards):
+        here = [i for i, s in enumerate(shards) if s.servers == servers]
+        own = [shards[i] for i in here]
+        axes, n = own[0].axes, _ranks(own[0].axes)
+        flats = [divided(s.value.reshape(*s.layers, -1), n) for s in own]
+        if servers is None:
+            stacked = collectives.all_gather(flats, _over(axes, on))
+        else:
+            stacked = [_pulled(x, axes, servers) for x in flats]
+        for i, s, x in zip(here, own, stacked, strict=True):
+            out[i] = whole(jnp.moveaxis(x, 0, -2), s.shape)
+    return out
+
+
+def scatter(
+    xs: Sequence[jax.Array],
+    plan: Any,
+    *,
+    layers: Sequence[int],
+    servers: int | None = None,
+    accumulate: Any = None,
+) -> list[Shard]:
+    """The parts of the means over the plan's axes: leaves [layers..., shape...] in, shards out.
+
+    ``layers``: how many dimensions in front a loop has stacked, for each leaf. ``servers``: how many
+    ranks hold a part, None for all.
+    """
+    refuse_automatic("a parameter server")
+    n = _ranks(plan.axes)
+    shapes = [x.shape[front:] for x, front in zip(xs, layers, strict=True)]
+    stacked = [
+        jnp.moveaxis(rows(x, shape, servers or n), -2, 0)
+        for x, shape in zip(xs, shapes, strict=True)
+    ]
+    if servers is None:
+        mine = collectives.scattered(stacked, plan, op="mean", accumulate=accumulate)
+    else:
+        mine = [_pushed(x, plan.axes, servers, accumulate) for x in stacked]
+    return [
+        Shard(with_ones(x, shape), shape, plan.axes, servers)
+        for x, shape in zip(mine, shapes, strict=True)
+    ]
+
+
+def refuse_automatic(what: str) -> None:
+    """Raises MeshError where axes of the mesh stay with XLA: a flat part would undo their sharding."""
+    if automatic := operands.automatic():
+        raise MeshError(
+            f"{what} cuts flattened leaves, but {' and '.join(automatic)} stay with XLA, which would "
+            "gather what it shards over them. Let the plan take all axes, or reduce these parameters "
+            "by strategy.all_reduce."
+        )
+
+
+def _ranks(axes: Sequence[str]) -> int:
+    mesh = jax.sharding.get_abstract_mesh()
+    return math.prod(mesh.shape[a] for a in axes)
+
+
+def _over(axes: tuple[str, ...], on: Any) -> Any:
+    """What to gather by, if it is over the shards' axes in their order."""
+    given = axes if on is None else (on,) if isinstance(on, str) and on.isidentifier() else on
+    named = getattr(given, "axes", given)
+    if isinstance(given, Schedule) and len(axes) > 1:
+        named = tuple(a for a in axes if a in given.axes)
+    if isinstance(named, list | tuple) and tuple(named) != axes:
+        raise MeshError(
+            f"collc.all_gather: the shards lie over {' and '.join(axes)}, but the schedule is over "
+            f"{' and '.join(named)}. Take the plan that the server has."
+        )
+    return on
+
+
+def _pushed(x: jax.Array, axes: tuple[str, ...], servers: int, accumulate: Any) -> jax.Array:
+    """[servers, ...] -> [...]: the mean of row c at rank c; zeros at ranks that do not serve."""
+    rank, star = rank_in(axes, _sizes(axes)), _star("reduce", axes)
+    mine = jnp.zeros(x.shape[1:], x.dtype)
+    for c in range(servers):
+        use = collectives.use_of("push", "reduce", star, accumulate, op="mean", source=c)
+        (mean,) = operands.flat([x[c].reshape(-1)], use.run)
+        mine = jnp.where(rank == c, mean.reshape(mine.shape), mine)
+    return mine
+
+
+def _pulled(x: jax.Array, axes: tuple[str, ...], servers: int) -> jax.Array:
+    """[...] -> [servers, ...]: row c is rank c's, on all ranks."""
+    server = _star("broadcast", axes)
+    return jnp.stack([collectives.pbroadcast(x, server, source=c) for c in range(servers)])
+
+
+def _star(collective: str, axes: tuple[str, ...]) -> str:
+    return f"server.{collective} @ {axes[0] if len(axes) == 1 else '(' + ', '.join(axes) + ')'}"
+
+
+def _sizes(axes: Sequence[str]) -> dict[str, int]:
+    mesh = jax.sharding.get_abstract_mesh()
+    return {a: mesh.shape[a] for a in axes}
