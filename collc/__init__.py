@@ -34,7 +34,9 @@ if TYPE_CHECKING:
     from collc.receipts.reading import receipt as receipt
     from collc.runtime.init import init as init
     from collc.training import consistency as consistency
+    from collc.training import feed as feed
     from collc.training import strategy as strategy
+    from collc.training.fit import fit as fit
     from collc.training.gradients import value_and_grad as value_and_grad
     from collc.training.kinds import Batch as Batch
     from collc.training.kinds import Ranked as Ranked
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
     from collc.training.server import server as server
     from collc.training.step import schedule as schedule
     from collc.training.strategies import strategies as strategies
+    from collc.training.switch import Switch as Switch
     from collc.training.sync import sync as sync
 
 _HOME = {
@@ -76,7 +79,9 @@ _HOME = {
     "receipt": "collc.receipts.reading",
     "init": "collc.runtime.init",
     "consistency": "collc.training",
+    "feed": "collc.training",
     "strategy": "collc.training",
+    "fit": "collc.training.fit",
     "value_and_grad": "collc.training.gradients",
     "Batch": "collc.training.kinds",
     "Ranked": "collc.training.kinds",
@@ -90,6 +95,7 @@ _HOME = {
     "server": "collc.training.server",
     "schedule": "collc.training.step",
     "strategies": "collc.training.strategies",
+    "Switch": "collc.training.switch",
     "sync": "collc.training.sync",
 }
 

@@ -22,8 +22,8 @@ class Bounds:
     received: Fraction
 
 
-def bounds(kind: Kind, n: int) -> Bounds:
-    """The lower bounds for a collective over n ranks.
+def bounds(kind: Kind, n: int, roots: int = 1) -> Bounds:
+    """The lower bounds for a collective over n ranks. ``roots``: of how many a reduce ends at.
 
     >>> from collc.language.states import KINDS
     >>> bounds(KINDS["all_reduce"], 4)
@@ -32,6 +32,10 @@ def bounds(kind: Kind, n: int) -> Bounds:
     if n == 1:
         return Bounds(0, Fraction(0), Fraction(0))
     sent, received = _BYTES[kind.name](n)
+    if roots > 1:
+        # Whoever is no root sends the whole; together n - 1 buffers travel.
+        whole, most = (Fraction(1) if roots < n else _most(n)), _most(n)
+        sent, received = (whole, most) if kind.name == "reduce" else (most, whole)
     return Bounds((n - 1).bit_length(), sent, received)
 
 

@@ -175,7 +175,7 @@ def _certify(
         rounds=sum(p.rounds for p in ours),
         sent=sent,
         received=received,
-        bound=bounds(kind, math.prod(size.values())) if kind else None,
+        bound=bounds(kind, math.prod(size.values()), schedule.type.roots) if kind else None,
         depth=None
         if trusted
         else _chain(schedule.normal, size, lambda p: p.depth if p else 0, staggered=False),

@@ -272,7 +272,7 @@ class _State:
 _MEANS = {
     states.REPLICA: "every rank holds every chunk, with the addends of all ranks",
     states.SHARD: "rank c holds chunk c, finished",
-    states.ROOT: "the root holds every chunk, finished",
+    states.ROOT: "the root of every chunk holds it, finished",
     states.INBOX: "rank r holds the chunks (., r)",
 }
 

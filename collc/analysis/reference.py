@@ -11,7 +11,7 @@ scatter cuts what is left on the rank, flattened row-major, in as many pieces as
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import zip_longest
@@ -70,16 +70,20 @@ def poison(dtype: Any) -> NDArray[Any]:
     return np.asarray(np.nan).astype(dtype)
 
 
-def collective(kind: Kind | str, x: NDArray[Any], op: str = "sum", root: int = 0) -> NDArray[Any]:
+def collective(
+    kind: Kind | str, x: NDArray[Any], op: str = "sum", root: int | Sequence[int] = 0
+) -> NDArray[Any]:
     """What every rank gets from a collective over N ranks, whose inputs are ``x`` [N, ...].
 
     As the namesake in ``jax.lax`` with ``tiled=True`` over dimension 0 of a rank's input: psum,
     psum_scatter, all_gather, all_to_all, pbroadcast. reduce, gather and scatter have none; there
-    ``root`` gives or gets the whole, and what the others get is ``poison``. ``op``: sum, mean, max
-    or min. Raises DataError where the shape does not divide.
+    ``root`` gives or gets the whole, and what the others get is ``poison``. Of several roots of a
+    reduce or broadcast each has a part of dimension 0, as ``rooted`` says. ``op``: sum, mean, max or
+    min. Raises DataError where the shape does not divide.
     """
     x = np.asarray(x)
     n = x.shape[0]
+    roots = (root,) if isinstance(root, int) else tuple(root)
     name = str(kind)
     if name not in KINDS:
         raise DataError(f"there is no collective {name!r}. {nearest(name, KINDS)}")
@@ -94,19 +98,24 @@ def collective(kind: Kind | str, x: NDArray[Any], op: str = "sum", root: int = 0
         case "reduce_scatter":
             return np.stack([np.split(x[r], n)[r] for r in range(n)])
         case "scatter":
-            return np.stack(np.split(x[root], n))
+            return np.stack(np.split(x[roots[0]], n))
         case "broadcast":
-            return np.stack([x[root]] * n)
+            return np.stack([x[rooted(roots, x.shape[1]), np.arange(x.shape[1])]] * n)
         case "all_gather":
             return np.stack([np.concatenate(list(x))] * n)
         case "all_to_all":
             parts = [np.split(row, n) for row in x]
             return np.stack([np.concatenate([p[r] for p in parts]) for r in range(n)])
-    whole = x[root] if name == "reduce" else np.concatenate(list(x))
+    whole = x[0] if name == "reduce" else np.concatenate(list(x))
     out = np.empty((n, *whole.shape), x.dtype)
     out[...] = poison(x.dtype)
-    out[root] = whole
+    out[rooted(roots, len(whole)), np.arange(len(whole))] = whole
     return out
+
+
+def rooted(roots: Sequence[int], size: int) -> Ints:
+    """The root of each place of dimension 0, [size]: equal parts, of which the last may be short."""
+    return np.asarray(roots)[np.arange(size) // max(1, -(-size // len(roots)))]
 
 
 def _op(name: str) -> np.ufunc:
@@ -131,8 +140,9 @@ def flatten(schedule: Schedule, sizes: Mapping[str, int]) -> Program:
     n, chunks = math.prod(mesh.values()), math.prod(mesh[a] for a in view.frame) * view.m
     steps = view.steps(schedule.normal, dict(schedule.type.before), 0, view.m)
     roots = schedule.type.before if kind.before == states.ROOT else schedule.type.after
-    root = np.ravel_multi_index([_root(roots[a], a, mesh) for a in mesh], tuple(mesh.values()))
-    return Program(str(schedule), kind, n, chunks, tuple(steps), root=int(root))
+    at = np.broadcast_arrays(*(_roots(roots[a], a, mesh) for a in mesh))
+    root = np.ravel_multi_index(at, tuple(mesh.values()))
+    return Program(str(schedule), kind, n, chunks, tuple(steps), roots=tuple(root.tolist()))
 
 
 def flat_cells(schedule: Schedule, sizes: Mapping[str, int]) -> int:
@@ -202,14 +212,14 @@ def _needs(
             held.update(after)
 
 
-def _root(state: State, axis: str, mesh: Mapping[str, int]) -> int:
-    """The coordinate, on this axis, of the root that the state means; 0 where it means none."""
+def _roots(state: State, axis: str, mesh: Mapping[str, int]) -> Ints:
+    """The coordinates, on this axis, of the roots that the state means; 0 where it means none."""
     if state[0] != states.ROOT or not state[1]:
-        return 0
-    axes, relabels = state[1]
+        return np.zeros(1, np.int64)
+    axes, relabels, count = state[1]
     shape = tuple(mesh[a] for a in axes or ("",))
     names = permutation(relabels, math.prod(shape))
-    return int(np.unravel_index(names[0], shape)[(axes or ("",)).index(axis)])
+    return np.unravel_index(names[:count], shape)[(axes or ("",)).index(axis)]
 
 
 @dataclass(frozen=True)
@@ -263,8 +273,9 @@ class _View:
         own = leaf.axes or ("",)
         others = [a for a in self.mesh if a not in own]
         # A lane is a choice of coordinates on the other axes: only the root's has anything to send.
+        # That is one: of several roots nothing but their own axes is worked on.
         lanes = [
-            [_root(held[a], a, self.mesh)] if held[a][0] == states.ROOT else range(self.mesh[a])
+            _roots(held[a], a, self.mesh) if held[a][0] == states.ROOT else range(self.mesh[a])
             for a in others
         ]
         grid = np.meshgrid(*lanes, indexing="ij")

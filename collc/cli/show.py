@@ -105,7 +105,7 @@ def _leaf(leaf: Leaf, program: Program | None) -> Mapping[str, Any]:
         {"text": show_step(program, step), "line": step.line, "sends": _sends(program, step)}
         for step in program.steps
     ]
-    size = {"ranks": program.n, "chunks": program.chunks, "root": program.root}
+    size = {"ranks": program.n, "chunks": program.chunks, "roots": list(program.roots)}
     return {**known, "native": False, **size, "file": program.file, "steps": steps}
 
 

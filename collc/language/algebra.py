@@ -297,7 +297,10 @@ class Schedule:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Leaf(Schedule):
-    """One collective of one algorithm. ``steps`` yields its steps for n; None is XLA's own."""
+    """One collective of one algorithm. ``steps`` yields its steps for n; None is XLA's own.
+
+    ``roots``: how many ranks share the state root, each with a chunk of its own.
+    """
 
     name: str | None
     kind: Kind
@@ -307,6 +310,7 @@ class Leaf(Schedule):
     relabels: tuple[Relabel, ...] = ()
     rewrites: tuple[Pass, ...] = ()
     file: str = ""
+    roots: int = 1
 
     @property
     def native(self) -> bool:
@@ -332,6 +336,7 @@ class Leaf(Schedule):
             (self.name, self.file) if self.name else self.steps,
             self.kind.name,
             self.chunks,
+            self.roots,
             self.axes,
             self.relabels,
             self.rewrites,

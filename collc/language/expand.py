@@ -26,7 +26,7 @@ def expand(leaf: Leaf, n: int) -> Program:
     if n < 1:
         raise ScheduleError(f"{leaf}: n is a number of ranks, at least 1, not {shown(given)}")
     name = leaf.name or getattr(leaf.steps, "__name__", "schedule")
-    program = _expand(leaf.steps, name, leaf.kind, leaf.chunks, n, leaf.file)
+    program = _expand(leaf.steps, name, leaf.kind, leaf.chunks, n, leaf.file, leaf.roots)
     for by in leaf.rewrites:
         program = _rewritten(program, by)
     return program
@@ -44,8 +44,19 @@ def most_steps(n: int) -> int:
 
 @functools.lru_cache(maxsize=256)
 def _expand(
-    steps: Callable[[int], Any], name: str, kind: Kind, chunks: int | None, n: int, file: str
+    steps: Callable[[int], Any],
+    name: str,
+    kind: Kind,
+    chunks: int | None,
+    n: int,
+    file: str,
+    roots: int,
 ) -> Program:
+    if roots > n:
+        raise ScheduleError(
+            f"{name} (n = {n}): {roots} roots need as many ranks, and there are {n}. "
+            f"Take at most {n}."
+        )
     count = n if kind.scatters else chunks or 1
     if not kind.scatters and count * n > MOST_SENDS:
         raise ScheduleError(
@@ -53,9 +64,10 @@ def _expand(
             f"{MOST_SENDS:,} that fit in memory. Use fewer chunks."
         )
     try:
-        return _run(steps, name, kind, count, n, file, free=not kind.scatters and chunks is None)
+        free = not kind.scatters and chunks is None
+        return _run(steps, name, kind, count, n, file, roots, free)
     except _IntegerChunk:
-        return _run(steps, name, kind, n, n, file, free=False)
+        return _run(steps, name, kind, n, n, file, roots, free=False)
 
 
 class _IntegerChunk(Exception):
@@ -63,10 +75,17 @@ class _IntegerChunk(Exception):
 
 
 def _run(
-    steps: Callable[[int], Any], name: str, kind: Kind, chunks: int, n: int, file: str, free: bool
+    steps: Callable[[int], Any],
+    name: str,
+    kind: Kind,
+    chunks: int,
+    n: int,
+    file: str,
+    roots: int,
+    free: bool,
 ) -> Program:
     shown_file = short(file)
-    blank = Program(name, kind, n, chunks, (), shown_file)
+    blank = Program(name, kind, n, chunks, (), shown_file, tuple(range(roots)))
     done: list[Step] = []
     line = stored = 0
 
@@ -105,7 +124,7 @@ def _run(
             f"{where()}: the schedule raised {said(e)}. Run it alone, "
             f"list({name}.steps({n})), to see why."
         ) from e
-    return Program(name, kind, n, chunks, tuple(done), shown_file)
+    return replace(blank, steps=tuple(done))
 
 
 def _iterator(steps: Any) -> Any:
@@ -183,7 +202,7 @@ def permutation(relabels: Iterable[Relabel], n: int) -> Ints:
 
 
 def relabelled(program: Program, names: Ints) -> Program:
-    """The program with rank r named ``names[r]``, the root too, and chunks that belong to ranks."""
+    """The program with rank r named ``names[r]``, roots too, and chunks that belong to ranks."""
     n = program.n
     if np.array_equal(names, ranks(n)):
         return program
@@ -198,7 +217,8 @@ def relabelled(program: Program, names: Ints) -> Program:
         return Step(step.add, chunk[step.chunk], names[step.src], names[step.dst], line=step.line)
 
     steps = tuple(program.folded(rename(step)) for step in program.steps)
-    return replace(program, steps=steps, root=int(names[program.root]), loops=())
+    roots = tuple(names[list(program.roots)].tolist())
+    return replace(program, steps=steps, roots=roots, loops=())
 
 
 def dual(program: Program) -> Program:

@@ -183,7 +183,8 @@ class Program:
     ``chunks`` is the number of chunks of a rank's whole buffer: n where chunk c belongs to rank c,
     or k * n where each of those is cut in k. An all-to-all has n * chunks coordinates, since every
     rank has its own. ``loops``: ranges of steps that differ by a constant stride only, and may be
-    lowered to loops. ``name``, ``file`` and ``Step.line`` are for messages only.
+    lowered to loops. ``roots``: at which rank each of so many equal parts of the buffer is while an
+    axis is in the state root. ``name``, ``file`` and ``Step.line`` are for messages only.
     """
 
     name: str
@@ -192,7 +193,7 @@ class Program:
     chunks: int
     steps: tuple[Step, ...]
     file: str = ""
-    root: int = 0
+    roots: tuple[int, ...] = (0,)
     loops: tuple[range, ...] = ()
 
     def __str__(self) -> str:
@@ -201,6 +202,11 @@ class Program:
         return "\n".join(lines(self))
 
     def __post_init__(self) -> None:
+        if self.chunks % len(self.roots) or not all(0 <= r < self.n for r in self.roots):
+            raise ProofError(
+                f"{self.name} (n = {self.n}): the roots {self.roots} of {self.chunks} chunks have to "
+                f"be ranks 0 to {self.n - 1}, and to divide the chunks."
+            )
         for t, step in enumerate(self.steps):
             self.check(step, t)
 
@@ -246,7 +252,7 @@ class Program:
             case states.PARTIAL | states.REPLICA:
                 return np.ones((len(rank), len(cell)), bool)
             case states.ROOT:
-                return np.broadcast_to(r == self.root, (len(rank), len(cell)))
+                return np.asarray(self.roots)[c * len(self.roots) // self.chunks] == r
             case states.SHARD:
                 return c * self.n // self.chunks == r
             case states.OUTBOX:
@@ -258,7 +264,7 @@ class Program:
     @property
     def turning(self) -> bool:
         """Whether chunks belong to ranks, so that rotating the ranks rotates the chunks."""
-        return self.chunks == self.n
+        return self.chunks == self.n and len(self.roots) == 1
 
     @property
     def orbit(self) -> bool:
@@ -324,7 +330,8 @@ class Program:
     @cached_property
     def digest(self) -> str:
         """A SHA-256 of what the program does; names, places and loops do not count."""
-        h = hashlib.sha256(f"{self.kind.name} {self.n} {self.chunks} {self.root}".encode())
+        roots = " ".join(map(str, self.roots))
+        h = hashlib.sha256(f"{self.kind.name} {self.n} {self.chunks} {roots}".encode())
         for step in self.steps:
             h.update(f"\n{step.size} {step.orbit}".encode())
             for array in (step.add.astype(np.int64), step.chunk, step.src, step.dst):

@@ -7,7 +7,7 @@ from collc.errors import CollcError, ScheduleError
 from collc.language.algebra import Leaf, Order, Schedule, named
 from collc.language.foreign import line_in, reworded, said, short, shown
 from collc.language.ir import integer
-from collc.language.states import KINDS, Kind
+from collc.language.states import KINDS, ROOT, Kind
 
 Steps = Callable[[int], Any]
 Literal = int | str | tuple["Literal", ...]
@@ -30,7 +30,10 @@ def _file(function: Any) -> str:
 
 
 class _Decorator:
-    """``@reduce_scatter``, or ``@all_reduce(chunks=2)`` where the kind lets a leaf choose."""
+    """``@reduce_scatter``, or ``@all_reduce(chunks=2)`` where the kind lets a leaf choose.
+
+    ``@reduce(roots=2)``: two chunks, of which chunk c has rank c as its root.
+    """
 
     def __init__(self, kind: Kind) -> None:
         self.kind = kind
@@ -42,27 +45,44 @@ class _Decorator:
     @overload
     def __call__(self, steps: Steps) -> Leaf: ...
     @overload
-    def __call__(self, *, chunks: int | None = None) -> Callable[[Steps], Leaf]: ...
-    def __call__(self, steps: Steps | None = None, *, chunks: int | None = None) -> Any:
-        if chunks is not None:
+    def __call__(
+        self, *, chunks: int | None = None, roots: int | None = None
+    ) -> Callable[[Steps], Leaf]: ...
+    def __call__(
+        self, steps: Steps | None = None, *, chunks: int | None = None, roots: int | None = None
+    ) -> Any:
+        if roots is not None:
+            if self.kind.scatters or ROOT not in (self.kind.before, self.kind.after):
+                raise ScheduleError(
+                    f"@{self.kind}(roots={shown(roots)}): only a reduce or a broadcast has several "
+                    "roots. Drop roots=."
+                )
+            if chunks is not None:
+                raise ScheduleError(
+                    f"@{self.kind}: roots= cuts the buffer in one chunk for each root. Drop chunks=."
+                )
+            chunks = roots = self._positive("roots", roots)
+        elif chunks is not None:
             if self.kind.scatters:
                 raise ScheduleError(
                     f"@{self.kind}(chunks={chunks!r}): in a {self.kind} chunk c belongs to rank c, "
                     "so there are always n of them. Drop chunks=."
                 )
-            given, chunks = chunks, integer(chunks)
-            if chunks is None or chunks < 1:
-                raise ScheduleError(
-                    f"@{self.kind}: chunks is a positive integer, not {shown(given)}"
-                )
+            chunks = self._positive("chunks", chunks)
         if steps is None:
-            return lambda steps: self._leaf(steps, chunks)
-        return self._leaf(steps, chunks)
+            return lambda steps: self._leaf(steps, chunks, roots or 1)
+        return self._leaf(steps, chunks, roots or 1)
 
-    def _leaf(self, steps: Steps, chunks: int | None) -> Leaf:
+    def _positive(self, name: str, value: object) -> int:
+        found = integer(value)
+        if found is None or found < 1:
+            raise ScheduleError(f"@{self.kind}: {name} is a positive integer, not {shown(value)}")
+        return found
+
+    def _leaf(self, steps: Steps, chunks: int | None, roots: int) -> Leaf:
         if not callable(steps):
             raise ScheduleError(f"@{self.kind} decorates a generator function, not {shown(steps)}")
-        leaf = Leaf(qualified(steps), self.kind, steps, chunks, file=_file(steps))
+        leaf = Leaf(qualified(steps), self.kind, steps, chunks, file=_file(steps), roots=roots)
         object.__setattr__(leaf, "__doc__", steps.__doc__)
         return leaf
 

@@ -3,7 +3,7 @@
 partial   every rank: the whole buffer, its own addend
 shard     rank c: chunk c of n, finished
 replica   every rank: the whole, finished
-root      one rank: the whole, finished
+root      one rank: the whole, finished; or k ranks, rank c: chunk c of k
 outbox    rank r: the chunks (r, .)
 inbox     rank r: the chunks (., r)
 """

@@ -7,7 +7,7 @@ from collc.errors import ScheduleError
 from collc.language.algebra import Beside, Leaf, Schedule, Then
 from collc.language.states import ROOT, kind_between
 
-State = tuple[str, tuple[Any, ...]]  # the state's name, and which root it means
+State = tuple[str, tuple[Any, ...]]  # the state's name, and which root it means, see ``_root``
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,11 @@ class Type:
     def signature(self) -> dict[str, tuple[str, str]]:
         return {axis: (state[0], self.after[axis][0]) for axis, state in self.before.items()}
 
+    @property
+    def roots(self) -> int:
+        """How many ranks share the state root, before or after; 1 where none does."""
+        return max(roots_of(s) for s in (*self.before.values(), *self.after.values()))
+
     def __str__(self) -> str:
         signature = self.signature()
         pairs = list(signature.values())
@@ -27,6 +32,11 @@ class Type:
             return f"{','.join(b for b, _ in pairs)} -> {','.join(a for _, a in pairs)}"
         # Where axes differ, which is which matters.
         return ", ".join(f"{axis} {b} -> {a}" for axis, (b, a) in signature.items())
+
+
+def roots_of(state: State) -> int:
+    """How many ranks share the root that a state means; 1 where it means none."""
+    return state[1][2] if state[1] else 1
 
 
 def type_of(s: Schedule) -> Type:
@@ -52,6 +62,11 @@ def same(parts: tuple[Schedule, ...]) -> Type:
                 f"{parts[0]} | {part}: the parts differ in type: {_by_axis(first)} beside "
                 f"{_by_axis(part.type)}. Every part has to do the same on the same axes."
             )
+    if first.roots > 1:  # each part would be cut among them, not the whole
+        raise ScheduleError(
+            f"{' | '.join(map(str, parts))}: what stands side by side cannot begin or end at "
+            f"{first.roots} roots. Put each push before its pull: (push >> pull) | (push >> pull)."
+        )
     return first
 
 
@@ -61,7 +76,8 @@ def _ends(leaf: Leaf) -> tuple[str, str]:
 
 def _root(leaf: Leaf) -> tuple[Any, ...]:
     # Rank 0 is rank 0 on every axis; any other root is told apart by how it got its name.
-    return (leaf.axes, leaf.relabels) if leaf.relabels else ()
+    moved = leaf.relabels or leaf.roots > 1
+    return (leaf.axes, leaf.relabels, leaf.roots) if moved else ()
 
 
 def _by_axis(t: Type) -> str:
@@ -76,10 +92,16 @@ def chain(parts: tuple[Schedule, ...]) -> Type:
     by: dict[str, Schedule] = {}
     for part in parts:
         step = part.type
+        _adjoin(part, after, by)
         for axis, needed in step.before.items():
             found = after.get(axis)
             if found is not None and found != needed:
                 place = axis or "its axis"
+                if found[0] == needed[0] and roots_of(found) != roots_of(needed):
+                    raise ScheduleError(
+                        f"{part} needs {_counted(needed)} on {place}, but {by[axis]} leaves "
+                        f"{_counted(found)}. Take as many."
+                    )
                 if found[0] == needed[0]:
                     raise ScheduleError(
                         f"{part} needs another root on {place} than the one that {by[axis]} "
@@ -100,3 +122,25 @@ def chain(parts: tuple[Schedule, ...]) -> Type:
         after.update(step.after)
         by.update(dict.fromkeys(step.after, part))
     return Type(before, after)
+
+
+def _counted(state: State) -> str:
+    k = roots_of(state)
+    return f"{k} root{'s' * (k > 1)}"
+
+
+def _adjoin(part: Schedule, after: dict[str, State], by: dict[str, Schedule]) -> None:
+    """Refuses work on other axes while several roots hold the buffer: it might cut it otherwise."""
+    before = part.type.before
+    left = next((a for a, state in after.items() if roots_of(state) > 1), None)
+    if left is not None and left not in before:
+        raise ScheduleError(
+            f"`{part}` stands behind `{by[left]}`, which ends at {roots_of(after[left])} roots on "
+            f"{left}. Nothing may come between those and what begins there: move it."
+        )
+    asked = next((a for a, state in before.items() if roots_of(state) > 1), None)
+    if asked is not None and after and asked not in after:
+        raise ScheduleError(
+            f"`{part}` begins at {roots_of(before[asked])} roots on {asked}, but "
+            f"`{[*by.values()][-1]}` stands before it, which does not end there. Move it."
+        )

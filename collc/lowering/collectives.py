@@ -390,6 +390,11 @@ def _taken_as_axis(kind: str, on: On) -> str:
 def _from(schedule: Schedule, source: int, sizes: dict[str, int]) -> Schedule:
     """The broadcast from that rank: each leaf's ranks shifted, so that its root is the source."""
     n = math.prod(sizes.values())
+    if schedule.type.roots > 1:
+        raise ScheduleError(
+            f"collc.pbroadcast: {schedule} begins at {schedule.type.roots} roots, none of which has "
+            "the whole. Take a broadcast from one."
+        )
     if not isinstance(source, int) or not 0 <= source < n:
         raise DataError(
             f"collc.pbroadcast: source is one of the ranks 0 to {n - 1}, not {source!r}"

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from collc.analysis.certificate import Certificate
 from collc.analysis.relative import rolled
+from collc.errors import ScheduleError
 from collc.language.algebra import Beside, Leaf, Schedule, Staggered, Then
 from collc.language.expand import expand, relabelled
 from collc.language.normal import stages_of, ticks
@@ -28,11 +29,15 @@ Values = list[jax.Array]
 
 @dataclass(frozen=True)
 class Frame:
-    """How a buffer is cut: the scattered axes in mesh order with their sizes, and what m divides by."""
+    """How a buffer is cut: the scattered axes in mesh order with their sizes, and what m divides by.
+
+    ``roots``: where it begins or ends at several roots, how many; m is then that of all their parts.
+    """
 
     axes: tuple[str, ...]
     sizes: Mapping[str, int]
     grain: int
+    roots: int = 1
 
     @property
     def slots(self) -> int:
@@ -40,12 +45,21 @@ class Frame:
 
 
 def frame(schedule: Schedule, sizes: Mapping[str, int]) -> Frame:
-    """The frame of a placed schedule on a mesh whose axes, in mesh order, have these sizes."""
+    """The frame of a placed schedule on a mesh whose axes, in mesh order, have these sizes.
+
+    Raises ScheduleError where scattered axes would cut across the parts of several roots.
+    """
     leaves = list(schedule.leaves())
     cut = {a for leaf in leaves if leaf.facing.scatters for a in leaf.axes}
     order = tuple(a for a in linear(schedule, sizes) if a in cut)
     chunks = {_chunks(leaf, sizes) for leaf in leaves if not leaf.facing.scatters}
-    return Frame(order, sizes, _shares(schedule.normal) * math.lcm(1, *chunks))
+    roots = schedule.type.roots
+    if roots > 1 and order:
+        raise ScheduleError(
+            f"{schedule} begins or ends at {roots} roots and scatters over {', '.join(order)}, which "
+            "cuts the buffer in another way. Take schedules without scatters there, or one root."
+        )
+    return Frame(order, sizes, _shares(schedule.normal) * math.lcm(1, *chunks), roots)
 
 
 def linear(schedule: Schedule, sizes: Mapping[str, int]) -> tuple[str, ...]:
@@ -107,19 +121,27 @@ def lower(certificate: Certificate, op: str, wire: Wire, xs: Values) -> Values:
 
 
 def _open(cut: Frame, x: jax.Array, scattered: set[str]) -> tuple[jax.Array, int]:
-    """The operand as [axes..., m, rest...], padded so that m divides, and m before that."""
+    """The operand as [axes..., m, rest...], padded so that m divides, and m before that.
+
+    Of several roots every one's part is padded by itself, and m is that of one.
+    """
     dims = [1 if a in scattered else cut.sizes[a] for a in cut.axes]
+    if cut.roots > 1:
+        dims = [cut.roots]
     slots = math.prod(dims)
     m = -(-x.shape[0] // slots)
     if x.shape[0] != slots * m:
         x = _pad(x, 0, slots * m)
     x = x.reshape(*dims, m, *x.shape[1:])
-    padded = -(-m // cut.grain) * cut.grain
-    return _pad(x, len(dims), padded), m
+    grain = cut.grain // cut.roots
+    x = _pad(x, len(dims), -(-m // grain) * grain)
+    return (x.reshape(-1, *x.shape[2:]) if cut.roots > 1 else x), m
 
 
 def _close(cut: Frame, y: jax.Array, size: int, m: int) -> jax.Array:
     k = len(cut.axes)
+    if cut.roots > 1:
+        y, k = y.reshape(cut.roots, -1, *y.shape[1:]), 1
     if y.shape[k] != m:
         y = jax.lax.slice_in_dim(y, 0, m, axis=k)
     y = y.reshape(math.prod(y.shape[: k + 1]), *y.shape[k + 1 :])

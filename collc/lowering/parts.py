@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from collc.errors import DataError, MeshError
 from collc.language.algebra import Schedule
 from collc.lowering import collectives, operands
-from collc.lowering.ranks import rank_in
+from collc.lowering.servers import pull, push
 from collc.lowering.shards import Shard, divided, is_shard, rows, whole, with_ones
 
 
@@ -46,7 +46,7 @@ def gather(shards: Sequence[Shard], on: Any = None) -> list[jax.Array]:
         if servers is None:
             stacked = collectives.all_gather(flats, _over(axes, on))
         else:
-            stacked = [_pulled(x, axes, servers) for x in flats]
+            stacked = pull(flats, axes, servers)
         for i, s, x in zip(here, own, stacked, strict=True):
             out[i] = whole(jnp.moveaxis(x, 0, -2), s.shape)
     return out
@@ -75,7 +75,7 @@ def scatter(
     if servers is None:
         mine = collectives.scattered(stacked, plan, op="mean", accumulate=accumulate)
     else:
-        mine = [_pushed(x, plan.axes, servers, accumulate) for x in stacked]
+        mine = push(stacked, plan.axes, servers, accumulate=accumulate)
     return [
         Shard(with_ones(x, shape), shape, plan.axes, servers)
         for x, shape in zip(mine, shapes, strict=True)
@@ -109,29 +109,3 @@ def _over(axes: tuple[str, ...], on: Any) -> Any:
             f"{' and '.join(named)}. Take the plan that the server has."
         )
     return on
-
-
-def _pushed(x: jax.Array, axes: tuple[str, ...], servers: int, accumulate: Any) -> jax.Array:
-    """[servers, ...] -> [...]: the mean of row c at rank c; zeros at ranks that do not serve."""
-    rank, star = rank_in(axes, _sizes(axes)), _star("reduce", axes)
-    mine = jnp.zeros(x.shape[1:], x.dtype)
-    for c in range(servers):
-        use = collectives.use_of("push", "reduce", star, accumulate, op="mean", source=c)
-        (mean,) = operands.flat([x[c].reshape(-1)], use.run)
-        mine = jnp.where(rank == c, mean.reshape(mine.shape), mine)
-    return mine
-
-
-def _pulled(x: jax.Array, axes: tuple[str, ...], servers: int) -> jax.Array:
-    """[...] -> [servers, ...]: row c is rank c's, on all ranks."""
-    server = _star("broadcast", axes)
-    return jnp.stack([collectives.pbroadcast(x, server, source=c) for c in range(servers)])
-
-
-def _star(collective: str, axes: tuple[str, ...]) -> str:
-    return f"server.{collective} @ {axes[0] if len(axes) == 1 else '(' + ', '.join(axes) + ')'}"
-
-
-def _sizes(axes: Sequence[str]) -> dict[str, int]:
-    mesh = jax.sharding.get_abstract_mesh()
-    return {a: mesh.shape[a] for a in axes}

@@ -200,7 +200,7 @@ def _transpose(cts: Sequence[Any], *xs: Any, **params: Any) -> list[Any]:
             },
         )
         if kind.before == "root":
-            outs = [jnp.where(_is_root(params), ct, jnp.zeros_like(ct)) for ct in outs]
+            outs = [_at_roots(params, ct) for ct in outs]
     for i, out in zip(given, outs, strict=True):
         result[i] = out
     return result
@@ -218,21 +218,25 @@ def _from_replica(kind: str, ct: jax.Array, params: dict[str, Any]) -> jax.Array
             order = frame(params["schedule"], sizes).axes
             return lax.dynamic_slice_in_dim(ct, rank_in(order, sizes) * k, k)
         case "broadcast":
-            return jnp.where(_is_root(params), ct, jnp.zeros_like(ct))
+            return _at_roots(params, ct)
     raise ScheduleError(f"{params['schedule']}: no derivative for a {kind} typed as replicated")
 
 
-def _is_root(params: dict[str, Any]) -> jax.Array:
-    """Whether this device is the root of a broadcast on every axis."""
+def _at_roots(params: dict[str, Any], x: jax.Array) -> jax.Array:
+    """What this device is the root of, on every axis, in the operand of a broadcast; else zeros."""
     sizes = params["proved"].sizes
-    here = jnp.bool_(True)
+    here = jnp.ones(1, bool)
     for leaf in params["schedule"].leaves():
         if leaf.facing.before != ROOT:
             continue
         n = math.prod(sizes[a] for a in leaf.axes)
-        root = int(permutation(leaf.relabels, n)[0])
-        here = here & (rank_in(leaf.axes, sizes) == root)
-    return here
+        roots = permutation(leaf.relabels, n)[: leaf.roots]
+        here = here & (rank_in(leaf.axes, sizes) == roots.astype("int32"))
+    if len(here) > 1:
+        # Equal parts of dimension 0, of which the last may be short.
+        size = len(x)
+        here = jnp.repeat(here, -(-size // len(here)))[:size]
+    return jnp.where(here.reshape(-1, *[1] * (x.ndim - 1)), x, jnp.zeros_like(x))
 
 
 # ---- batching -------------------------------------------------------------------------------------

@@ -29,22 +29,9 @@ def compare(topic: str, facts: Mapping[str, str], timeout_s: float = TIMEOUT_S) 
     """
     if not distributed():
         return
-    state = _state()
-    client, me, n = state.client, state.process_id, state.num_processes
-    prefix = f"collc/{next(_calls)}/{topic}"
     mine = {"host": socket.gethostname(), "facts": dict(facts)}
-    client.key_value_set(f"{prefix}/{me}", json.dumps(mine))
-    everyone: dict[int, Any] = {}
-    for other in range(n):
-        try:
-            text = client.blocking_key_value_get(f"{prefix}/{other}", int(timeout_s * 1000))
-        except Exception as e:
-            raise PlanError(
-                f"process {other} of {n} has not come to compare its {topic} within {timeout_s:g} s "
-                f"(process {me} waited). It may have failed, or make its plans in another order. "
-                f"Look at its log. ({type(e).__name__})"
-            ) from e
-        everyone[other] = json.loads(text)
+    said = meet(f"compare its {topic}", json.dumps(mine), timeout_s)
+    everyone = {process: json.loads(text) for process, text in said.items()}
     found = differences({p: said["facts"] for p, said in everyone.items()})
     if found:
         hosts = {p: said["host"] for p, said in everyone.items()}
@@ -56,6 +43,33 @@ def compare(topic: str, facts: Mapping[str, str], timeout_s: float = TIMEOUT_S) 
             f"the processes differ in their {topic}, so their programs would wait for each other for "
             "ever:\n  " + "\n  ".join(lines) + "\nMake them alike."
         )
+
+
+def meet(topic: str, said: str = "", timeout_s: float = TIMEOUT_S) -> dict[int, str]:
+    """Waits for all processes, and returns what each of them said, by process.
+
+    Each has to call this for the same topics in the same order. Raises PlanError that names the one
+    that did not come in time.
+    """
+    if not distributed():
+        return {0: said}
+    state = _state()
+    client, me, n = state.client, state.process_id, state.num_processes
+    prefix = f"collc/{next(_calls)}/{topic}"
+    client.key_value_set(f"{prefix}/{me}", said)
+    everyone = {}
+    for other in range(n):
+        try:
+            everyone[other] = client.blocking_key_value_get(
+                f"{prefix}/{other}", int(timeout_s * 1000)
+            )
+        except Exception as e:
+            raise PlanError(
+                f"process {other} of {n} has not come to {topic} within {timeout_s:g} s (process {me} "
+                "waited). It may have failed, or do things in another order. Look at its log. "
+                f"({type(e).__name__})"
+            ) from e
+    return everyone
 
 
 def share(topic: str, value: str, timeout_s: float = TIMEOUT_S) -> str:

@@ -1,93 +1,62 @@
-"""Checkpoints that are whole or refused.
+"""Checkpoints that are whole or refused, and that restore on another number of devices.
 
     step_00000200/
-      state/          the arrays, written by Orbax
-      manifest.json   format, step, notes, shapes, dtypes; size and SHA-256 of every file of state/
+      state/          the arrays, written by Orbax, see portable.py
+      manifest.json   format, step, notes, a record of each leaf, size and SHA-256 of each file
 
 A checkpoint is written beside its place under a hidden name and renamed when complete, so one that
 was cut off while written is never seen. One that was damaged later, or that something else wrote,
 fails its manifest and is refused with a CheckpointError; it is never deleted or skipped silently.
+
+Of several processes, which share a file system, each calls these functions: all write their arrays,
+the first one does the rest, and what one of them cannot do is an error on all.
 """
 
-import hashlib
 import json
 import logging
 import os
-import re
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
+from etils import epath
 
 from collc.errors import CheckpointError
+from collc.planning.agree import share
+from collc.training.files import unwritable, write_text
+from collc.training.manifest import (
+    HIDDEN,
+    MANIFEST,
+    STATE,
+    Checkpoint,
+    damaged,
+    manifest_of,
+    read,
+    steps,
+    verify,
+)
+from collc.training.portable import places, portable, rebuilt, record
+from collc.training.resize import rules_for
+from collc.training.targets import target
+from collc.training.together import together
 
-FORMAT = "collc checkpoint 1"
-MANIFEST, STATE = "manifest.json", "state"
-_NAME = re.compile(r"step_(\d{8,})")
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """One checkpoint on disk, its manifest read and its files verified.
-
-    `arrays` says "dtype[shape]" of every array by its path in the tree; `notes` is what `save` was
-    given.
-    """
-
-    folder: Path
-    step: int
-    arrays: dict[str, str]
-    notes: dict[str, Any]
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _arrays(state: Any) -> dict[str, str]:
-    leaves = jax.tree.leaves_with_path(state)
-    return {jax.tree_util.keystr(path): f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves}
-
-
-def _files(folder: Path) -> dict[str, Path]:
-    return {
-        path.relative_to(folder).as_posix(): path
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
-
-
-def write_text(path: Path, text: str) -> None:
-    """Replace a small file as a whole: readers see the old text or the new, never half of it.
-
-    Raises CheckpointError if it cannot be written.
-    """
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        try:
-            with beside.open("w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(beside, path)
-        finally:
-            beside.unlink(missing_ok=True)
-    except OSError as error:
-        raise unwritable(path, error) from error
-
-
-def unwritable(path: Path, error: OSError) -> CheckpointError:
-    """The error of a file that the disk does not take."""
-    return CheckpointError(
-        f"{path} cannot be written: {error.strerror or error}. Make it writable, or free some space."
-    )
+__all__ = [
+    "Checkpoint",
+    "find",
+    "latest",
+    "restore",
+    "save",
+    "steps",
+    "unwritable",
+    "verify",
+    "write_text",
+]
 
 
 @contextmanager
@@ -111,151 +80,162 @@ def _quiet() -> Iterator[None]:
         logger.disabled = before
 
 
-def steps(folder: Path) -> dict[int, Path]:
-    """The finished checkpoints in `folder` by step, oldest first. Unfinished ones have another
-    name.
-    """
-    if not folder.is_dir():
-        return {}
-    found = ((_NAME.fullmatch(path.name), path) for path in folder.iterdir() if path.is_dir())
-    return dict(sorted((int(match[1]), path) for match, path in found if match))
-
-
 def save(folder: Path, step: int, state: Any, notes: Mapping[str, Any], keep: int = 2) -> Path:
-    """Write `state`, a pytree of arrays, as the checkpoint of `step`; then delete all but the
-    newest `keep`.
+    """Write `state` as the checkpoint of `step`; then delete all but the newest `keep`.
 
-    `notes` is anything that JSON can hold and that the reader wants to compare. A checkpoint of the
-    same step is replaced. Raises CheckpointError if the disk or Orbax does not take it; older
-    checkpoints are then untouched.
+    `state` is a pytree of arrays and numbers, with Shard and Ranked nodes, nnx states and random
+    keys. `notes` is anything that JSON can hold and that the reader wants to compare. A checkpoint
+    of the same step is replaced. Raises CheckpointError, on every process, if a leaf cannot be held
+    or the disk or Orbax does not take it; older checkpoints are then untouched.
     """
     target = folder / f"step_{step:08d}"
-    beside = folder / f".writing_{target.name}"
-    try:
+    beside = folder / f"{HIDDEN}{target.name}"
+    first = jax.process_index() == 0
+
+    def begin() -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        for cut_off in folder.glob(".writing_*"):
+        for cut_off in folder.glob(f"{HIDDEN}*"):
             shutil.rmtree(cut_off, ignore_errors=True)
-        beside.mkdir()
-        with _quiet(), ocp.StandardCheckpointer() as writer:
-            writer.save((beside / STATE).absolute(), state)
-        files = {
-            name: {"bytes": path.stat().st_size, "sha256": _digest(path)}
-            for name, path in _files(beside / STATE).items()
-        }
-        manifest = {
-            "format": FORMAT,
-            "step": step,
-            "notes": dict(notes),
-            "arrays": _arrays(state),
-            "files": files,
-        }
+        (beside / STATE).mkdir(parents=True)
+
+    def write() -> None:
+        if arrays:
+            _handler().save(_epath(beside), args=ocp.args.PyTreeSave(arrays))
+
+    def finish() -> None:
+        if arrays:
+            _handler().finalize(_epath(beside))
+        manifest = manifest_of(beside / STATE, step, notes, leaves)
         write_text(beside / MANIFEST, json.dumps(manifest, indent=1, allow_nan=False) + "\n")
-        shutil.rmtree(target, ignore_errors=True)
-        os.replace(beside, target)
+        _replace(beside, target)
         for _, old in list(steps(folder).items())[:-keep]:
-            shutil.rmtree(old, ignore_errors=True)
-    # ValueError: Orbax's, also for what it cannot hold, such as an array of size 0
-    except (OSError, ValueError, CheckpointError) as error:
-        why = (
-            str(error).rpartition('": ')[2].rstrip(".")
-        )  # Orbax begins with where in its own files it was
-        raise CheckpointError(
+            _discard(old)
+
+    def failed(why: str) -> str:
+        return (
             f"The checkpoint of step {step} could not be written to {target}: {why}. "
             "Checkpoints of earlier steps are untouched. If the disk is full, free some space or "
             "choose another run folder."
-        ) from error
+        )
+
+    arrays, leaves = together(f"lay out checkpoint {step}", lambda: portable(state))
+    try:
+        with _quiet():
+            together(f"begin checkpoint {step}", begin if first else _nothing, failed)
+            together(f"write checkpoint {step}", write, failed)
+            together(f"finish checkpoint {step}", finish if first else _nothing, failed)
     finally:
-        shutil.rmtree(beside, ignore_errors=True)  # nothing is there unless it was cut off
+        if first:
+            shutil.rmtree(beside, ignore_errors=True)  # nothing is there unless it was cut off
     return target
 
 
-def _damaged(path: Path, found: str) -> CheckpointError:
-    others = [step for step, other in steps(path.parent).items() if other != path]
-    remedy = (
-        f"Move {path.name} out of {path.parent} and resume: step {others[-1]} is taken then."
-        if others
-        else "There is no other checkpoint in that folder: start a fresh run in another one."
-    )
-    return CheckpointError(
-        f"{path} is not a whole checkpoint of collc: {found}. Nothing was changed. {remedy}"
-    )
+def _nothing() -> None:
+    return None
 
 
-def verify(path: Path) -> Checkpoint:
-    """Read the manifest of one checkpoint and compare every file with it; CheckpointError says what
-    does not agree.
+def _handler() -> ocp.PyTreeCheckpointHandler:
+    # Not a Checkpointer: where one process fails, the others would wait at its barriers.
+    return ocp.PyTreeCheckpointHandler()
+
+
+def _epath(folder: Path) -> epath.Path:
+    return epath.Path((folder / STATE).absolute())
+
+
+def _hide(path: Path) -> Path:
+    """Out of sight before it is deleted: cut off meanwhile, it must not look like a damaged one."""
+    hidden = path.with_name(f"{HIDDEN}old_{path.name}")
+    if path.exists():
+        os.replace(path, hidden)
+    return hidden
+
+
+def _discard(path: Path) -> None:
+    shutil.rmtree(_hide(path), ignore_errors=True)
+
+
+def _replace(new: Path, old: Path) -> None:
+    hidden = _hide(old)
+    try:
+        os.replace(new, old)
+    except OSError:
+        if hidden.exists():
+            os.replace(hidden, old)
+        raise
+    shutil.rmtree(hidden, ignore_errors=True)
+
+
+def find(folder: Path) -> Checkpoint | None:
+    """The newest checkpoint in `folder`, verified; None if there is none. It is the same on all
+    processes, each of which has to call this.
+
+    Raises CheckpointError if it is damaged.
     """
-    try:
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise _damaged(path, f"its {MANIFEST} cannot be read ({error.strerror})") from error
-    except ValueError as error:
-        raise _damaged(path, f"its {MANIFEST} is not JSON ({error})") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        found = manifest.get("format") if isinstance(manifest, dict) else type(manifest).__name__
-        raise _damaged(path, f"its {MANIFEST} has the format {found!r}, not {FORMAT!r}")
-    try:
-        step, notes, arrays = (
-            int(manifest["step"]),
-            dict(manifest["notes"]),
-            dict(manifest["arrays"]),
-        )
-        expected = dict(manifest["files"])
-        wanted = {
-            name: (int(entry["bytes"]), str(entry["sha256"])) for name, entry in expected.items()
-        }
-    except (KeyError, TypeError, ValueError) as error:
-        raise _damaged(path, f"its {MANIFEST} lacks or garbles an entry ({error})") from error
-    if path.name != f"step_{step:08d}":
-        raise _damaged(path, f"its {MANIFEST} is that of step {step}")
-    found = _files(path / STATE)
-    if missing := sorted(wanted.keys() - found.keys()):
-        raise _damaged(
-            path, f"{STATE}/{missing[0]} is missing ({len(missing)} of {len(wanted)} files are)"
-        )
-    if foreign := sorted(found.keys() - wanted.keys()):
-        raise _damaged(
-            path, f"{STATE}/{foreign[0]} was not written by it ({len(foreign)} foreign files)"
-        )
-    for name, (size, digest) in wanted.items():
-        if (actual := found[name].stat().st_size) != size:
-            raise _damaged(path, f"{STATE}/{name} has {actual:,} bytes, but {size:,} were written")
-        if _digest(found[name]) != digest:
-            raise _damaged(path, f"the content of {STATE}/{name} has changed since it was written")
-    return Checkpoint(path, step, arrays, notes)
+
+    def newest() -> Checkpoint | None:
+        found = list(steps(folder).values())
+        return verify(found[-1]) if found and jax.process_index() == 0 else None
+
+    found = together(f"find a checkpoint in {folder}", newest)
+    name = share(f"the checkpoint in {folder}", found.folder.name if found else "none")
+    if jax.process_index() == 0 or name == "none":
+        return found
+    return read(folder / name)[0]
 
 
 def latest(folder: Path) -> Checkpoint:
-    """The newest checkpoint in `folder`, verified. Raises CheckpointError if there is none or it is
-    damaged.
-    """
-    found = steps(folder)
-    if not found:
+    """As `find`, but CheckpointError if there is none."""
+    found = find(folder)
+    if found is None:
         raise CheckpointError(
             f"There is no finished checkpoint in {folder}. Start a fresh run in another folder."
         )
-    return verify(list(found.values())[-1])
+    return found
 
 
-def restore(checkpoint: Checkpoint, like: Any) -> Any:
-    """The arrays of a verified checkpoint as a pytree shaped, typed and sharded as `like` (arrays
-    or ShapeDtypeStructs).
+def restore(
+    checkpoint: Checkpoint, like: Any, resize: Mapping[str, str] = MappingProxyType({})
+) -> Any:
+    """The state of a verified checkpoint as a pytree shaped, typed and sharded as `like` (arrays
+    or ShapeDtypeStructs), on as many devices as that one.
 
-    Raises CheckpointError if it holds another tree, other shapes or other dtypes: Orbax alone would
-    cast without a word.
+    Ranked leaves come back as they were on equal ranks. On others they stay equal if they were
+    equal on all ranks, floats become their mean, and parts whose first dimension says so are cut
+    anew; `resize` says otherwise, by patterns of paths: "first", "sum", "mean", "split".
+
+    Raises CheckpointError, on every process, if it holds another tree, other shapes or other dtypes,
+    or a ranked leaf that needs a rule.
     """
-    there, here = checkpoint.arrays, _arrays(like)
-    for place in sorted(there.keys() | here.keys()):
-        if there.get(place) != here.get(place):
+    return together(
+        f"restore {checkpoint.folder.name}", lambda: _restored(checkpoint, like, resize)
+    )
+
+
+def _restored(checkpoint: Checkpoint, like: Any, resize: Mapping[str, str]) -> Any:
+    found = places(like)
+    there, here = checkpoint.leaves, {place.path: record(place) for place in found}
+    for path in sorted(there.keys() | here.keys()):
+        old, new = there.get(path), here.get(path)
+        if old is None or new is None or not new.fits(old):
             raise CheckpointError(
-                f"{checkpoint.folder} holds another state: {place} is "
-                f"{there.get(place, 'missing')} there, but {here.get(place, 'missing')} here. "
+                f"{checkpoint.folder} holds another state: {path} is "
+                f"{old.text if old else 'missing'} there, but {new.text if new else 'missing'} here. "
                 "Nothing was changed. Use the model and optimizer of that run, or start a fresh "
                 "run in another folder."
             )
-    abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
-    try:
-        with _quiet(), ocp.StandardCheckpointer() as reader:
-            return reader.restore((checkpoint.folder / STATE).absolute(), abstract)
-    except Exception as error:  # Orbax raises whatever its backends do
-        raise _damaged(checkpoint.folder, f"Orbax cannot read its state ({error})") from error
+    ranked = [path for path, record in here.items() if record.kind == "ranked"]
+    rules = rules_for(resize, ranked, list(here))
+    leaves = [place for place in found if not place.empty]
+    targets = {p.path: target(p, there[p.path], rules.get(p.path)) for p in leaves}
+    asked = {p.name: t.asked for p in leaves if (t := targets[p.path]).asked is not None}
+    arrays: dict[str, Any] = {}
+    if asked:
+        args = ocp.args.PyTreeRestore(item=dict.fromkeys(asked, 0), restore_args=asked)
+        try:
+            with _quiet():
+                arrays = _handler().restore(_epath(checkpoint.folder), args=args)
+        except Exception as error:  # Orbax raises whatever its backends do
+            raise damaged(checkpoint.folder, f"Orbax cannot read its state ({error})") from error
+    made = {p.path: targets[p.path].finish(arrays.get(p.name)) for p in leaves}
+    return rebuilt(like, made)

@@ -3,88 +3,21 @@
 It knows nothing of models or plans: `Job` is what it is to do, `run` does it.
 """
 
-import contextlib
-import itertools
-import json
 import math
-import os
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from collc.errors import CheckpointError, StepError
-from collc.training.checkpoint import unwritable, write_text
-from collc.training.interrupt import Interrupt
+from collc.errors import StepError
+from collc.training.interrupt import Interrupt as Interrupt
+from collc.training.metrics import Metrics as Metrics
 
 RECENT = 20  # steps whose median duration predicts the time left
-
-
-class Metrics:
-    """A file of JSON objects, one a line, each with its `step`.
-
-    Opened at step t, it forgets what was written after t (by a run that died after its last
-    checkpoint), the lines of a finished run's end, and a last line that was cut off. Opened at step
-    0, it forgets nothing: what was there is kept beside it, and `backup` says where.
-
-    `steps` and `seconds` say how many steps it holds and how long they took.
-
-    Raises CheckpointError if the file cannot be read or written, or is something else.
-    """
-
-    def __init__(self, path: Path, start: int = 0) -> None:
-        self._path, self.steps, self.seconds = path, 0, 0.0
-        self.backup: Path | None = None
-        try:
-            text = path.read_text(encoding="utf-8") if path.exists() else ""
-            kept = list(self._kept(text, start)) if start else []
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(
-                f"{path} is not a file of metrics that can be continued ({error!r}). Move it away "
-                "to resume without it."
-            ) from error
-        try:
-            if text and not start:
-                names = (path.with_suffix(f".{n}{path.suffix}") for n in itertools.count(1))
-                self.backup = next(name for name in names if not name.exists())
-                os.rename(path, self.backup)
-            write_text(path, "".join(kept))
-            self._file = path.open("a", encoding="utf-8")
-        except OSError as error:
-            raise unwritable(path, error) from error
-
-    def _kept(self, text: str, start: int) -> Iterator[str]:
-        for line in text.splitlines(keepends=True):
-            if not line.endswith("\n"):
-                break
-            record = json.loads(line)
-            if record["step"] <= start and not record.get("final"):
-                self._count(record)
-                yield line
-
-    def _count(self, record: Mapping[str, Any]) -> None:
-        self.steps += "loss" in record
-        self.seconds = float(record.get("seconds", self.seconds))
-
-    def write(self, step: int, **values: float) -> None:
-        """Append one line; it is on its way to the disk when this returns."""
-        record = {"step": step, **values}
-        try:
-            self._file.write(json.dumps(record, allow_nan=False) + "\n")
-            self._file.flush()
-        except OSError as error:
-            raise unwritable(self._path, error) from error
-        self._count(record)
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):  # write has told already
-            self._file.close()
 
 
 @dataclass(frozen=True)
@@ -127,7 +60,7 @@ def run(job: Job, start: int, metrics: Metrics, console: Console, interrupt: Int
     before, began = metrics.seconds, time.perf_counter()
     step = start
     saved = start or None  # a fresh run has no checkpoint yet
-    with _progress(console) as progress:
+    with progress_bar(console) as progress:
         bar = progress.add_task(
             "train",
             total=job.steps,
@@ -190,7 +123,8 @@ def check_finite(name: str, loss: float, step: int, saved: int) -> None:
         )
 
 
-def _progress(console: Console) -> Progress:
+def progress_bar(console: Console) -> Progress:
+    """A bar whose tasks have the fields loss, speed and left."""
     columns = (
         "{task.completed}/{task.total}",
         "{task.fields[loss]}",

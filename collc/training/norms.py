@@ -24,7 +24,7 @@ from collc.lowering import context
 from collc.lowering.collectives import pmax, psum
 from collc.planning.compose import native
 from collc.planning.plan import Plan
-from collc.training.kinds import Ranked, rank_axes
+from collc.training.kinds import rank_axes
 
 Axes = tuple[str, ...]
 
@@ -37,11 +37,12 @@ def global_norm(tree: Any) -> jax.Array:
     random keys have no gradient and are left out. Raises StepError for nodes over axes that the
     mesh here does not have.
     """
-    groups: dict[Axes, jax.Array] = {}
+    groups: dict[Axes, list[jax.Array]] = {}
     for axes, x in _leaves(tree):
-        groups[axes] = groups.get(axes, jnp.float32(0)) + _square(x)
+        groups.setdefault(axes, []).append(_square(x))
     total = jnp.float32(0)
-    for axes, own in groups.items():
+    for axes, squares in groups.items():
+        own = sum(squares[1:], start=squares[0])
         total += psum(own, native("all_reduce") @ axes) if axes else own
     return jnp.sqrt(total)
 
@@ -84,7 +85,7 @@ def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:
 
         return jax.tree.map(clip, updates), state
 
-    return optax.GradientTransformation(lambda _: optax.EmptyState(), update)
+    return optax.GradientTransformation(optax.init_empty_state, update)
 
 
 class SkipState(NamedTuple):
@@ -113,9 +114,7 @@ def skip_nonfinite(tx: optax.GradientTransformation) -> optax.GradientTransforma
     def init(params: Any) -> SkipState:
         return SkipState(inner.init(params), jnp.int32(0), jnp.bool_(True))
 
-    def update(
-        updates: Any, state: SkipState, params: Any = None, **extra: Any
-    ) -> tuple[Any, SkipState]:
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, SkipState]:
         finite = all_finite(updates)
         new, after = inner.update(updates, state.inner, params, **extra)
 
@@ -146,16 +145,18 @@ def _leaves(tree: Any) -> Iterator[tuple[Axes, Any]]:
 def _lying(node: Any, over: frozenset[str]) -> Iterator[tuple[frozenset[str], Any]]:
     is_leaf = lambda x: x is not node and rank_axes(x) is not None  # noqa: E731
     for child in jax.tree.leaves(node, is_leaf=is_leaf):
-        own = rank_axes(child)
+        own = own_axes(child)
         if own is None:
             yield over, child
         else:
-            yield from _lying(child, over.union(own or _all_axes(child)))
+            yield from _lying(child, over.union(own))
 
 
-def _all_axes(node: Any) -> Sequence[str]:
-    """What no axes stand for: all of the plan's. Only a Ranked can have none."""
-    plan = context.current()
+def own_axes(node: Any) -> Sequence[str] | None:
+    """As ``rank_axes``, where no axes stand for all of the plan's. Raises StepError without a plan."""
+    axes, plan = rank_axes(node), context.current()
+    if axes is None or axes:
+        return axes
     if isinstance(plan, Plan):
         return plan.axes
     if jax.sharding.get_abstract_mesh().manual_axes:

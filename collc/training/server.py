@@ -25,6 +25,7 @@ from collc.training.consistency import Consistency, Sync
 from collc.training.kinds import Ranked
 from collc.training.norms import skip_nonfinite
 from collc.training.paths import matches, named_leaves
+from collc.training.separable import check_separable
 from collc.training.step import schedule
 from collc.training.strategies import Declared, Strategies, strategies
 
@@ -179,6 +180,7 @@ class ServerState:
 
     def _applied(self, means: Any) -> "ServerState":
         """The state after these means, each where its parameter lies."""
+        check_separable(self.server.tx, means, self.opt, self.params)
         updates, opt = self.server.tx.update(means, self.opt, self.params)
         sizes = dict(self.server.plan.sizes)
         params = jax.tree.map(

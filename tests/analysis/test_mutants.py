@@ -22,6 +22,9 @@ COMPOSITES = [
     ('hierarchical("host", "gpu")', {"host": 2, "gpu": 2}),
     ('pairwise.two_level("host", "gpu")', {"host": 2, "gpu": 2}),
     ("(ring.reduce_scatter | ring.reduce_scatter.relabel(shift=1)) @ gpu", {"gpu": 3}),
+    ("servers.push(2) >> servers.pull(2)", {"": 4}),
+    ("servers.push(3).relabel(shift=1) @ (host, gpu)", {"host": 2, "gpu": 3}),
+    ("servers.pull(2) @ host >> tree.broadcast @ gpu", {"host": 3, "gpu": 2}),
 ]
 
 
@@ -33,6 +36,7 @@ def leaves() -> dict[str, Leaf]:
             if isinstance(value, Leaf) and not value.native:
                 found += [value, value.reversed()]
     found += [modules()["server"].shards(k) for k in (1, 2, 3)]
+    found += [half(2) for half in (modules()["servers"].push, modules()["servers"].pull)]
     return {str(s.normal): leaf for s in found for leaf in s.leaves()}
 
 

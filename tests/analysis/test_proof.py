@@ -117,7 +117,7 @@ def test_an_addend_that_is_missing():
     message = refusal(short, 4)
     assert "short (n = 4), step 0" in message
     assert "at the end chunk 0 at rank 0 lacks the addend of rank 2, 3." in message
-    assert "A reduce has to leave root: the root holds every chunk, finished." in message
+    assert "A reduce has to leave root: the root of every chunk holds it, finished." in message
 
 
 def test_a_chunk_that_ends_in_the_wrong_place():

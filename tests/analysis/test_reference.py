@@ -74,6 +74,12 @@ def test_collectives():
     np.testing.assert_array_equal(collective("gather", x, root=1)[1], x.reshape(18, 2))
     np.testing.assert_array_equal(collective("reduce", x, root=1)[1], total)
     assert (collective("reduce", x, root=1)[[0, 2]] == poison(x.dtype)).all()
+    # Of several roots each has a part, of which the last may be short.
+    split = collective("reduce", x, root=(2, 0))
+    np.testing.assert_array_equal(np.concatenate([split[2, :3], split[0, 3:]]), total)
+    assert (split[1] == poison(x.dtype)).all() and (split[2, 3:] == poison(x.dtype)).all()
+    mixed = collective("broadcast", x[:, :5], root=(2, 0))
+    np.testing.assert_array_equal(mixed[1], np.concatenate([x[2, :3], x[0, 3:5]]))
     assert collective("all_reduce", x.astype(np.int32)).dtype == np.int32
     with pytest.raises(DataError, match="does not divide over 3 ranks"):
         collective("reduce_scatter", np.zeros((3, 4)))
@@ -134,17 +140,23 @@ def test_composites_are_drop_ins(text, m):
 
 
 def test_roots_move_with_their_relabelling():
-    for text, root in [
+    for text, *roots in [
         ("tree.reduce.relabel(shift=1) @ x", 1),
         ("tree.reduce.relabel(order=(2, 0, 1)) @ y", 2),
         ("tree.reduce.relabel(shift=1) @ x >> tree.reduce.relabel(shift=2) @ y", 5),
         ("tree.reduce.relabel(shift=4) @ (x, y)", 4),
         ("tree.broadcast.relabel(shift=4) @ (y, x)", 2),
+        ("servers.push(2) @ y", 0, 1),
+        ("servers.pull(3).relabel(order=(2, 0, 1)) @ y", 2, 0, 1),
+        ("servers.push(3).relabel(shift=4) @ (x, y)", 4, 5, 0),
+        ("servers.pull(3) @ (y, x)", 0, 3, 1),
+        ("tree.reduce.relabel(shift=1) @ x >> servers.push(2) @ y", 3, 4),
+        ("servers.pull(2).relabel(shift=1) @ y >> tree.broadcast @ x", 1, 2),
     ]:
         sizes = {"x": 2, "y": 3}
         program = flatten(parse(text), sizes)
         # In (y, x), rank 4 is y = 2, x = 0: so 2 in mesh order.
-        assert program.root == root, text
+        assert program.roots == tuple(roots), text
         prove(program)
 
 

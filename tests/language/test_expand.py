@@ -320,7 +320,7 @@ def test_relabelling_moves_ranks_chunks_and_root():
         ("copy", names[c], names[c], names[(c + 1) % 3]) for c in range(3)
     )
     reduce = relabelled(expand(tree.reduce, 3), names)
-    assert reduce.root == 2
+    assert reduce.roots == (2,)
     assert edges(reduce) == [[("add", 0, 0, 1)], [("add", 0, 1, 2)]]
     swapped = relabelled(expand(pairwise.all_to_all, 2), np.array([1, 0]))
     assert edges(swapped) == edges(expand(pairwise.all_to_all, 2))

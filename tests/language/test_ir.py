@@ -1,5 +1,7 @@
 """Moves, steps and programs check themselves, and fold and unfold without loss."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -90,6 +92,16 @@ def test_what_is_held_before_and_after(kind):
     assert KINDS[KINDS[kind.dual].dual] is kind
 
 
+def test_several_roots_hold_a_part_each():
+    two = replace(program("reduce", 3, chunks=4), roots=(2, 0))
+    assert two.ends.astype(int).tolist() == [[0, 0, 1, 1], [0, 0, 0, 0], [1, 1, 0, 0]]
+    # Chunk c stays where it is when ranks are renamed, also where there are n of them.
+    assert not replace(program("reduce", 2), roots=(0, 1)).turning
+    for roots in ((0, 3), (0, 1, 2)):
+        with pytest.raises(ProofError, match="have to be ranks 0 to 2, and to divide the chunks"):
+            replace(two, roots=roots)
+
+
 def test_chunks_cut_in_k():
     assert program("all_gather", 2, chunks=6).starts.astype(int).tolist() == [
         [1, 1, 1, 0, 0, 0],
@@ -147,6 +159,6 @@ def test_digests_see_what_is_done_and_nothing_else():
         Program("a", KINDS["reduce"], 2, 1, (step([False], [0], [1], [0]),)),
         Program("a", KINDS["reduce"], 2, 1, (one, one)),
         Program("a", KINDS["reduce"], 2, 1, (step([True, True], [0, 0], [1, 1], [0, 0]),)),
-        Program("a", KINDS["reduce"], 2, 1, (one,), root=1),
+        Program("a", KINDS["reduce"], 2, 1, (one,), roots=(1,)),
     ]
     assert len({p.digest for p in [a, *others]}) == len(others) + 1

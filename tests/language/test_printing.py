@@ -49,6 +49,10 @@ PRINTS = {
         ("server.shards(2) @ gpu", {"gpu": 4}),
         ("server.shards(4) @ gpu", {"gpu": 4}),
     ],
+    "servers": [
+        ("servers.push(2) @ gpu >> servers.pull(2) @ gpu", {"gpu": 4}),
+        ("servers.push(3) @ gpu", {"gpu": 3}),
+    ],
     "pairwise": [
         ("pairwise.all_to_all @ gpu", {"gpu": 4}),
         ('pairwise.two_level("host", "gpu")', {"host": 2, "gpu": 3}),

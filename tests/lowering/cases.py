@@ -138,15 +138,18 @@ def ungrouped(x: np.ndarray, sizes: Mapping[str, int], order: tuple[str, ...]) -
     return x.transpose(*(now.index(a) for a in sizes), *range(k, x.ndim))
 
 
-def root_of(schedule: Schedule, sizes: Mapping[str, int], order: tuple[str, ...]) -> int:
-    """The root's rank, linear in ``order``."""
-    at: dict[str, int] = dict.fromkeys(order, 0)
+def roots_of(
+    schedule: Schedule, sizes: Mapping[str, int], order: tuple[str, ...]
+) -> tuple[int, ...]:
+    """The rank of each root, linear in ``order``."""
+    at: dict[str, np.ndarray] = dict.fromkeys(order, np.zeros(1, int))
     for leaf in schedule.leaves():
         if leaf.facing.name in ROOTED:
             shape = [sizes[a] for a in leaf.axes]
-            rank = permutation(leaf.relabels, math.prod(shape))[0]
-            at.update(zip(leaf.axes, map(int, np.unravel_index(rank, shape)), strict=True))
-    return int(np.ravel_multi_index([at[a] for a in order], [sizes[a] for a in order]))
+            ranks = permutation(leaf.relabels, math.prod(shape))[: leaf.roots]
+            at.update(zip(leaf.axes, np.unravel_index(ranks, shape), strict=True))
+    each = np.broadcast_arrays(*(at[a] for a in order))
+    return tuple(np.ravel_multi_index(each, [sizes[a] for a in order]).tolist())
 
 
 def check(
@@ -179,7 +182,9 @@ def check(
     reference_data = flat = None
     if not certificate.trusted:
         flat = reference.flatten(schedule, {a: sizes[a] for a in order})
-        per_rank = int(flat.starts[flat.root].sum())
+        per_rank = int(flat.starts.any(axis=0).sum())  # of all cells
+        if not whole(flat.kind.before):
+            per_rank //= n
         reference_data = data("sum", "int32", per_rank, 2)
     dtypes = [DTYPES[(i + n) % 3] for i in range(3)]
     parts = [1, max(n - 1, 1), n + 2]  # each smaller than n, or not divisible by it, but for n = 1
@@ -203,8 +208,12 @@ def check(
         for i, d in enumerate(DTYPES if wide else dtypes[:1])
         for p in (0, 1, n + i)
     ]
-    public = None if lean or certificate.consistent is False else PUBLIC.get(kind)
-    source = {"source": root_of(schedule, sizes, order)} if kind == "broadcast" else {}
+    roots = roots_of(schedule, sizes, order) if kind in ROOTED else (0,)
+    public = PUBLIC.get(kind)
+    several = len(roots) > 1  # none of which has the whole
+    if lean or certificate.consistent is False or several:
+        public = None
+    source = {"source": roots[0]} if kind == "broadcast" else {}
 
     def body(operands: Any, leaves: Any) -> Any:
         alone = {
@@ -218,24 +227,30 @@ def check(
     outputs = quick(on_ranks(body, mesh))(*inputs)
     alone, joined = jax.tree.map(lambda y: grouped(np.asarray(y), tuple(sizes), order), outputs)
 
-    root = root_of(schedule, sizes, order)
     for op, xs in operands.items():
         for x, y in zip(xs, alone[op], strict=True):
-            compare(kind, op, root, x, y)
+            compare(kind, op, roots, x, y)
     if public:
         for x, y in zip(leaves, joined, strict=True):
-            compare(kind, "sum", root, x, y)
+            compare(kind, "sum", roots, x, y)
     if flat is not None:
-        assert flat.root == (root if kind in ROOTED else 0)
+        assert flat.roots == roots
         for x, y in zip(reference_data, alone["sum"][-1], strict=True):
             as_reference(flat, x, y)
 
 
-def compare(kind: str, op: str, root: int, x: np.ndarray, y: np.ndarray) -> None:
+def whole(state: str) -> bool:
+    """Whether a rank's operand is the whole buffer, with a place for each cell."""
+    return state in ("partial", "root", "replica")
+
+
+def compare(kind: str, op: str, roots: tuple[int, ...], x: np.ndarray, y: np.ndarray) -> None:
     """Outputs [groups, n, ...] are what the collective makes of inputs [groups, n, ...], bit for bit."""
     for xs, ys in zip(x, y, strict=True):
-        want = reference.collective(kind, xs, op, root)
-        held = [root] if kind in ("reduce", "gather") else slice(None)
+        want = reference.collective(kind, xs, op, roots)
+        held: Any = slice(None)
+        if kind in ("reduce", "gather"):
+            held = reference.rooted(roots, want.shape[1]) == np.arange(len(xs))[:, None]
         assert ys.dtype == xs.dtype
         assert ys.shape == want.shape, (ys.shape, want.shape)
         np.testing.assert_array_equal(
@@ -249,11 +264,16 @@ def as_reference(flat: Any, x: np.ndarray, y: np.ndarray) -> None:
     """What the devices made of the cells x [n, cells that a rank starts with, 2], NumPy makes too."""
     cells = np.zeros((flat.n, flat.cells, 2), x.dtype)
     for r in range(flat.n):
-        cells[r, flat.starts[r]] = x[r][: flat.starts[r].sum()]
+        starts = flat.starts[r]
+        cells[r, starts] = x[r][starts] if whole(flat.kind.before) else x[r][: starts.sum()]
     held = reference.run(flat, cells)
     for r in range(flat.n):
-        if flat.ends[r].any():
-            np.testing.assert_array_equal(y[r].reshape(-1, 2), held[r, flat.ends[r]])
+        ends = flat.ends[r]
+        if ends.any():
+            got = y[r].reshape(-1, 2)
+            np.testing.assert_array_equal(
+                got[ends] if whole(flat.kind.after) else got, held[r, ends]
+            )
 
 
 assert ml_dtypes  # gives NumPy its bfloat16

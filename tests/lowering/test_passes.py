@@ -51,6 +51,11 @@ def test_slices(text, n):
     cases.check(parse(text) @ "x", {"x": n}, wide=wide, lean=n != 5)
 
 
+@pytest.mark.parametrize("half", ["push", "pull"])
+def test_slices_of_several_roots(half):
+    cases.check(parse(f"servers.{half}(2).through(Pipeline(3)) @ x"), {"x": 5}, wide=False)
+
+
 @pytest.mark.parametrize("text", STAGGERED)
 @pytest.mark.parametrize("sizes", [{"a": 2, "b": 3}, {"a": 1, "b": 2}])
 def test_staggered(text, sizes):

@@ -1,4 +1,4 @@
-"""What allpairs.py and server.py claim, and FORMULAS.md's rows for them."""
+"""What allpairs.py, server.py and servers.py claim, and FORMULAS.md's rows for them."""
 
 from fractions import Fraction
 from pathlib import Path
@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 
 import collc
+from collc.errors import ScheduleError
 from collc.language.expand import expand
 from collc.language.library import load
-from collc.schedules import allpairs, ring, server
+from collc.language.parse import parse
+from collc.schedules import allpairs, ring, server, servers
 
 counting = load(Path(__file__).parent / "counting.py")
 SIZES, counts = counting.SIZES, counting.counts
@@ -96,3 +98,50 @@ class TestServer:
             assert {*sent} == {Fraction(2 * (n - 1), n)}
         c = collc.verify(server.shards(k), n=n)
         assert c.depth == n - 1 and c.consistent and c.narrow
+
+
+@pytest.mark.parametrize("n", SIZES)
+class TestServers:
+    def test_push_and_pull(self, n):
+        """One step, n - 1 rounds: rank c < k moves (n - 1) S/k of its chunk, and works on the rest."""
+        for k in {*range(1, min(n, 9)), n}:
+            serves, once = [Fraction(n - 1, k)] * k + [Fraction(0)] * (n - k), min(1, n - 1)
+            works = [Fraction(k - 1, k)] * k + [Fraction(1)] * (n - k)
+            assert [*counts(servers.push(k), n)] == [once, n - 1, works, serves]
+            assert [*counts(servers.pull(k), n)] == [once, n - 1, serves, works]
+            down, up = collc.verify(servers.push(k), n=n), collc.verify(servers.pull(k), n=n)
+            assert (down.received, up.sent) == (Fraction(n - 1, k), Fraction(n - 1, k))
+            assert down.gap in (1, None) and down.depth == n - 1 and up.consistent and up.narrow
+            (ends,) = servers.push(k).leaves()
+            assert (expand(ends, n).ends.nonzero()[0] == range(k)).all()
+            whole = collc.verify(servers.push(k) >> servers.pull(k), n=n)
+            assert whole.type == "partial -> replica" and whole.consistent and whole.narrow
+            assert whole.sent == whole.received == Fraction(k - 1 + n - 1, k)
+
+    def test_one_server_is_the_star(self, n):
+        for one, star in ((servers.push, server.reduce), (servers.pull, server.broadcast)):
+            assert one(1).program(n).digest == star.program(n).digest
+            with pytest.raises(ScheduleError, match=f"{n + 1} roots need as many ranks"):
+                collc.verify(one(n + 1), n=n)
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        (
+            "servers.push(2) >> servers.pull(3)",
+            "needs 3 roots on its axis, but servers.push(2) leaves 2",
+        ),
+        ("servers.push(2) >> server.broadcast", "needs 1 root on its axis"),
+        ("servers.push(2) >> servers.pull(2).relabel(shift=1)", "needs another root"),
+        ("servers.push(2) @ (a, b) >> servers.pull(2) @ (b, a)", "needs another root on b"),
+        ("servers.push(2) | servers.push(2)", "cannot begin or end at 2 roots"),
+        ("servers.push(2) @ a >> ring.all_gather @ b", "stands behind `servers.push(2) @ a`"),
+        ("ring.reduce_scatter @ b >> servers.pull(2) @ a", "begins at 2 roots on a"),
+        ("servers.push(0)", "roots is a positive integer, not 0"),
+    ],
+)
+def test_what_does_not_fit_several_roots(text, words):
+    with pytest.raises(ScheduleError) as caught:
+        parse(text)
+    assert words in str(caught.value)

@@ -4,10 +4,16 @@ import errno
 import json
 import logging
 import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from collc.errors import CheckpointError
@@ -122,7 +128,7 @@ DAMAGE = {
     "no manifest": (lambda path: (path / "manifest.json").unlink(), "manifest.json cannot be read"),
     "half a manifest": (lambda path: (path / "manifest.json").write_text('{"format"'), "not JSON"),
     "a list": (lambda path: (path / "manifest.json").write_text("[]"), "format 'list'"),
-    "another format": (edit(format="torch"), "format 'torch', not 'collc checkpoint 1'"),
+    "another format": (edit(format="torch"), "format 'torch', not 'collc checkpoint 2'"),
     "another step": (edit(step=3), "that of step 3"),
     "garbled": (edit(files=[1]), "lacks or garbles"),
     "garbled file": (edit(files={"a": 1}), "lacks or garbles"),
@@ -161,11 +167,11 @@ def test_no_checkpoint_at_all(tmp_path):
     [
         (
             lambda s: s["model"].pop("scale"),
-            r"\['model'\]\['scale'\] is bfloat16\[3\] there, but missing here",
+            r"model/scale is bfloat16\[3\] there, but missing here",
         ),
         (
             lambda s: s.update(more=jnp.ones(2)),
-            r"\['more'\] is missing there, but float32\[2\] here",
+            r"more is missing there, but float32\[2\] here",
         ),
         (
             lambda s: s["model"].update(scale=jnp.ones(4, jnp.bfloat16)),
@@ -185,15 +191,57 @@ def test_another_model_is_refused(tmp_path, change, message):
         checkpoint.restore(checkpoint.latest(tmp_path), other)
 
 
+def test_another_optimizer_is_refused(tmp_path):
+    """Also one that keeps the same arrays: AdamW has a further part, which is empty."""
+    w = {"w": jnp.ones(3)}
+
+    def state(tx):
+        return {"opt": tx.init(w), "params": w}
+
+    checkpoint.save(tmp_path, 1, state(optax.adam(0.1)), NOTES)
+    found = checkpoint.latest(tmp_path)
+    for tx, message in (
+        (optax.sgd(0.1, momentum=0.9), r"opt/0/count is int32\[\] there, but missing here"),
+        (optax.adamw(0.1), "opt/2 is missing there, but an empty EmptyState here"),
+    ):
+        with pytest.raises(CheckpointError, match=message):
+            checkpoint.restore(found, state(tx))
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A folder on a file system of 256 KiB, if this user may mount one."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    options = ["-t", "tmpfs", "-o", "size=256k", "none", str(folder)]
+    if (
+        not shutil.which("mount")
+        or subprocess.run(["mount", *options], capture_output=True).returncode
+    ):
+        pytest.skip("this user cannot mount a tmpfs")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk_leaves_the_older_ones(small_disk):
+    random = np.random.default_rng(0)
+    checkpoint.save(small_disk, 1, {"x": random.normal(size=1000)}, {})
+    before = files(small_disk)
+    with pytest.raises(CheckpointError, match=r"step 2 could not be .*No space left on device"):
+        checkpoint.save(small_disk, 2, {"x": random.normal(size=100_000)}, {})
+    assert files(small_disk) == before
+    assert checkpoint.latest(small_disk).step == 1
+    checkpoint.save(small_disk, 2, {"x": random.normal(size=10)}, {})
+
+
 def test_a_full_disk_is_one_message_and_leaves_nothing(tmp_path, monkeypatch, caplog):
-    def full(self, path, state):
-        path.mkdir()
+    def full(self, path, args):
         (path / "half").write_text("x")
         logging.getLogger("absl").error("a traceback")
         raise ValueError('RESOURCE_EXHAUSTED: Error writing "a/0": No space left on device')
 
     checkpoint.save(tmp_path, 1, state(), NOTES)
-    monkeypatch.setattr(checkpoint.ocp.StandardCheckpointer, "save", full)
+    monkeypatch.setattr(checkpoint.ocp.PyTreeCheckpointHandler, "save", full)
     with pytest.raises(CheckpointError, match=r"step_00000002: No space left on device\. Check"):
         checkpoint.save(tmp_path, 2, state(), NOTES)
     assert [path.name for path in tmp_path.iterdir()] == ["step_00000001"]
@@ -216,3 +264,42 @@ def test_a_disk_that_does_not_take_it(tmp_path):
     with pytest.raises(CheckpointError, match="could not be written"):
         checkpoint.save(tmp_path / "checkpoints", 1, state(), NOTES)
     assert (tmp_path / "checkpoints").read_text() == "a file"
+
+
+SAVES = textwrap.dedent(
+    """
+    import sys
+    from pathlib import Path
+    import numpy as np
+    from collc.training import checkpoint
+    folder = Path(sys.argv[1])
+    step = max(checkpoint.steps(folder), default=0)
+    while True:
+        step += 1
+        checkpoint.save(folder, step, {"x": np.full(20_000, step), "step": step}, {"at": step})
+        print(step, flush=True)
+    """
+)
+
+
+@pytest.mark.newest_only
+def test_a_process_that_is_killed_while_saving_leaves_a_whole_one(tmp_path):
+    """Five times, at any moment: what it has said is saved is there, or a later one."""
+    random, said = np.random.default_rng(0), 0
+    for _ in range(5):
+        child = subprocess.Popen(
+            [sys.executable, "-c", SAVES, str(tmp_path)], stdout=subprocess.PIPE, text=True
+        )
+        try:
+            assert child.stdout and child.stdout.readline()  # it has begun
+            time.sleep(random.uniform(0, 0.3))
+        finally:
+            child.send_signal(signal.SIGKILL)
+            rest, _ = child.communicate()
+        said = max([said, *map(int, rest.split())])
+        found = checkpoint.latest(tmp_path)
+        back = checkpoint.restore(found, {"x": np.zeros(20_000, int), "step": 0})
+        assert found.step >= said and found.notes == {"at": found.step}
+        assert back["step"] == found.step and (back["x"] == found.step).all()
+        for path in checkpoint.steps(tmp_path).values():
+            checkpoint.verify(path)

@@ -309,3 +309,14 @@ def test_what_is_refused():
         consistency.Delayed(0)
     with pytest.raises(StepError, match=r"stacked= has the pattern 'no/.' matches no leaf"):
         collc.server(plan, optax.sgd(0.1), stacked="no/*").init(fresh())
+
+
+def test_optimizers_that_look_beyond_an_element_are_refused():
+    plan = plan_of(3)
+    for tx, match in (
+        (optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(1.0)), "collc.clip_by_global_norm"),
+        (optax.lamb(0.1), "strategy.all_reduce"),
+    ):
+        state = collc.server(plan, tx).init(fresh())
+        with pytest.raises(StepError, match=match):
+            jax.eval_shape(step_of(plan), state, jnp.ones((3, 3)))

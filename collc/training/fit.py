@@ -1,0 +1,247 @@
+"""`collc.fit`: a step and data, run to the end, with all that a run has to leave behind.
+
+folder/
+  metrics.jsonl   a line a step      checkpoints/  see checkpoint.py
+  report.json     where time went    tensorboard/  if asked for
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+from rich.console import Console
+
+from collc.errors import CheckpointError, DataError
+from collc.planning.plan import Plan, check_plan
+from collc.training import checkpoint
+from collc.training.carried import Carried
+from collc.training.checkpoint import Checkpoint
+from collc.training.files import unwritable, write_text
+from collc.training.folder import CHECKPOINTS, METRICS, locked
+from collc.training.interrupt import Interrupt
+from collc.training.metrics import Metrics, TensorBoard
+from collc.training.running import Event as Event
+from collc.training.running import Loop, Options, Outputs
+from collc.training.shares import Profiler, Report, report
+from collc.training.source import Source
+from collc.training.switch import Switch
+
+REPORT, TENSORBOARD = "report.json", "tensorboard"
+PARTS = 10  # a run saves and evaluates ten times, unless told otherwise
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What a run came to: the state, the steps finished, the metrics of the last one, the report."""
+
+    state: Any
+    step: int
+    metrics: dict[str, float]
+    report: Report
+
+
+def fit(
+    step: Callable[..., Any],
+    state: Any,
+    data: Callable[[int], Any] | Iterable[Any],
+    *,
+    steps: int,
+    folder: str | Path | None = None,
+    evaluate: Callable[..., Any] | None = None,
+    evaluate_every: int | None = None,
+    save_every: int | None = None,
+    keep: int | None = None,
+    resume: bool = False,
+    resize: Any = None,
+    callbacks: Iterable[Callable[[Event], object]] = (),
+    max_skipped: int | None = None,
+    tensorboard: bool = False,
+    profile: int = 3,
+    plan: Plan | None = None,
+    console: Console | None = None,
+) -> Fitted:
+    """Train until ``steps`` steps are finished, those before a resumption among them.
+
+    Args:
+      step: jitted, ``step(state, batch) -> (state, metrics)``; or ``step(*modules, batch) -> metrics``
+        where the state is an nnx module or a tuple of them, which the step changes. Metrics are a
+        scalar loss, or a dict of scalars with the loss as "loss". A ``collc.Switch`` of such.
+      data: a function from t to batch t (``feed.batches``), or an iterable. An iterator's position is
+        saved if it has ``get_state`` and ``set_state``. It is asked one batch ahead, while the step
+        before may still read its own: each batch needs arrays of its own.
+      folder: for metrics, checkpoints and the report; without, nothing is written.
+      evaluate: of the state (or the modules) a validation loss or dict of scalars, every
+        ``evaluate_every`` steps and at the end.
+      save_every: steps from one checkpoint to the next, by default a tenth of all, of which the
+        newest ``keep``, 2, are kept. There is one at the end and after Ctrl-C or SIGTERM too.
+      resume: go on from the newest checkpoint in ``folder``, or begin where there is none. ``resize``:
+        see ``checkpoint.restore``.
+      callbacks: called after each step with an `Event`.
+      max_skipped: so many steps in a row that are not finite end the run, by default 10, if the state
+        counts those that it skips (an integer named ``skipped``, as ``collc.server`` and
+        ``collc.skip_nonfinite`` have). Without such a counter, the first loss that is not finite does.
+      profile: steps under jax's profiler, for the report.
+      plan: batches are split on dimension 0 over its axes; by default the step's, if it names a batch.
+        The state is copied to all its devices.
+
+    Raises StepError for losses that are not finite, with the step and the last checkpoint; DataError
+    for data that ends, or does not divide over the devices; CheckpointError for a folder that holds
+    another run, and for full disks. What ``step`` and ``callbacks`` raise passes through.
+    """
+    path = _checked(
+        folder, resume, save_every=save_every, keep=keep, resize=resize, tensorboard=tensorboard
+    )
+    options = Options(
+        steps=_count("steps", steps, 0),
+        evaluate=evaluate,
+        evaluate_every=_count("evaluate_every", evaluate_every, 1, max(1, steps // PARTS)),
+        save_every=_count("save_every", save_every, 1, max(1, steps // PARTS)),
+        keep=_count("keep", keep, 1, 2),
+        callbacks=_functions(callbacks),
+        max_skipped=_count("max_skipped", max_skipped, 1, 10),
+    )
+    if evaluate is None and evaluate_every is not None:
+        raise DataError("evaluate_every has no effect without evaluate. Give evaluate, or neither.")
+    if resize is not None and not resume:
+        raise DataError("resize has no effect without resume=True.")
+    own, splits = _plan_of(step)
+    carried = Carried(state, plan or own)
+    if max_skipped is not None and carried.skipped() is None:
+        raise DataError(
+            "max_skipped has no effect: the state has no counter of skipped steps. Use collc.server or "
+            "collc.skip_nonfinite, or leave it out."
+        )
+    source = Source(data, steps)
+    profiler = Profiler(_count("profile", profile, 0), carried.devices())
+    first = jax.process_index() == 0
+    console = console or Console(quiet=not first)
+    if path is not None and first:
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise unwritable(path, error) from error
+    lock = locked(path) if path is not None and first else nullcontext()
+    with Interrupt() as interrupt, lock:
+        found = _found(path, resume, source, steps)
+        if resume and found is None:
+            console.print("no checkpoint: starting from step 0", highlight=False)
+        notes = found.notes if found else {}
+        if found:
+            extra = {} if resize is None else {"resize": resize}
+            carried.load(checkpoint.restore(found, carried.arrays(), **extra))
+            source.resume(notes, jax.process_index())
+            if isinstance(step, Switch) and "active" in notes:
+                step.use(notes["active"])
+                step.count = notes["switches"]
+        start = found.step if found else 0
+        with _outputs(path if first else None, path, start, tensorboard, console) as outputs:
+            loop = Loop(
+                step,
+                carried,
+                source,
+                plan or (own if splits else None),
+                options,
+                outputs,
+                profiler,
+                step=start,
+                bad=notes.get("bad", 0),
+            )
+            try:
+                stopped = loop.run(interrupt)
+            finally:
+                profiler.close()
+        told = report(
+            loop.timer,
+            profiler.result,
+            steps=loop.step,
+            here=loop.step - start,
+            skipped=loop.skipped,
+            switches=step.count if isinstance(step, Switch) else 0,
+            stopped=stopped,
+        )
+        console.print(str(told), highlight=False)
+        if path is not None and first:
+            write_text(path / REPORT, json.dumps(told.to_json(), indent=1, allow_nan=False) + "\n")
+    return Fitted(carried.state, loop.step, loop.metrics, told)
+
+
+def _checked(folder: str | Path | None, resume: bool, **others: Any) -> Path | None:
+    """The folder. Raises DataError for what has no effect without one."""
+    if folder is not None:
+        return Path(folder)
+    for name, value in {"resume": resume, **others}.items():
+        if value is not None and value is not False:
+            raise DataError(
+                f"{name} has no effect without a folder. Give folder=..., or leave it out."
+            )
+    return None
+
+
+def _count(name: str, value: Any, least: int, default: int = 0) -> int:
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise DataError(f"{name} is {value!r}: a whole number from {least} on is needed.")
+    return value
+
+
+def _functions(callbacks: Iterable[Any]) -> tuple[Any, ...]:
+    found = tuple(callbacks)
+    for callback in found:
+        if not callable(callback):
+            raise DataError(f"callbacks has {callback!r}: functions of an event are needed.")
+    return found
+
+
+def _plan_of(step: Any) -> tuple[Plan | None, bool]:
+    """The plan of a decorated step, and whether an argument of it is a batch."""
+    if isinstance(step, Switch):
+        step = next(iter(step.steps.values()))
+    plan = getattr(step, "plan", None)
+    if not isinstance(plan, Plan):
+        return None, False
+    check_plan(plan, "fit")
+    return plan, bool(getattr(step, "batch", ()))
+
+
+def _found(path: Path | None, resume: bool, source: Source, steps: int) -> Checkpoint | None:
+    """The checkpoint to go on from. Raises CheckpointError where a fresh run finds another one."""
+    if path is None:
+        return None
+    if not resume:
+        if done := max(checkpoint.steps(path / CHECKPOINTS), default=0):
+            raise CheckpointError(
+                f"{path} already holds a run ({done} steps in its last checkpoint). Go on with it by "
+                "resume=True, or choose a fresh folder."
+            )
+        return None
+    source.check_resumable()
+    found = checkpoint.find(path / CHECKPOINTS)
+    if found is not None and found.step > steps:
+        raise CheckpointError(
+            f"{found.folder} has {found.step} steps, but steps is {steps}. Ask for at least as many, or "
+            "choose a fresh folder."
+        )
+    return found
+
+
+@contextmanager
+def _outputs(
+    mine: Path | None, path: Path | None, start: int, tensorboard: bool, console: Console
+) -> Iterator[Outputs]:
+    """The files of a run, which the first process alone writes, but for checkpoints."""
+    metrics = Metrics(mine / METRICS, start) if mine is not None else None
+    board = None
+    try:
+        if mine is not None and tensorboard:
+            board = TensorBoard(mine / TENSORBOARD, start)
+        outputs = Outputs(path and path / CHECKPOINTS, metrics, board, console)
+        yield outputs
+    finally:
+        for sink in (metrics, board):
+            if sink is not None:
+                sink.close()

@@ -1,0 +1,106 @@
+"""What `fit` trains on: a function of t or an iterator, and its position in a checkpoint."""
+
+import base64
+import json
+from typing import Any
+
+from collc.errors import CheckpointError, DataError
+from collc.planning.agree import meet
+from collc.training.feed import has_position
+
+
+class Source:
+    """Batches one after the other, from step ``start`` on.
+
+    ``position`` says where the data is before the next batch, as text for a checkpoint: of each
+    process, since each has its own part. Raises DataError for what is no data, or has too few steps.
+    """
+
+    def __init__(self, data: Any, steps: int) -> None:
+        self._function: Any = data if callable(data) else None
+        self._items: Any = data
+        known = getattr(data, "steps", None)
+        if isinstance(known, int) and known < steps:
+            raise DataError(
+                f"The data has {known} batches, but steps is {steps}. Train fewer steps, or more epochs."
+            )
+        if self._function is None:
+            try:
+                self._items = iter(self._items)
+            except TypeError:
+                raise DataError(
+                    f"data is {type(data).__name__}: a function from t to batch t, or something to "
+                    "iterate over, is needed."
+                ) from None
+        self._can = self._function is not None or has_position(self._items)
+
+    def take(self, t: int) -> Any:
+        """Batch t. DataError where an iterator has ended."""
+        if self._function is not None:
+            return self._function(t)
+        try:
+            return next(self._items)
+        except StopIteration:
+            raise DataError(
+                f"The data ended before step {t + 1}. Train fewer steps, or give it more epochs."
+            ) from None
+
+    def position(self) -> str:
+        """This process's position, "" of a function, which needs none."""
+        if self._function is not None or not self._can:
+            return ""
+        return _text(self._items.get_state())
+
+    def notes(self, position: str) -> dict[str, Any]:
+        """What a checkpoint notes: the positions of all processes, None where there is none."""
+        said = meet("note the position of the data", position)
+        return {"data": list(said.values()) if self._can else None}
+
+    def check_resumable(self) -> None:
+        """Raises DataError where a resumed run would see other batches."""
+        if not self._can:
+            raise DataError(
+                f"resume=True, but a {type(self._items).__name__} cannot say where it was: the resumed "
+                "run would see other batches. Give data as a function of t (feed.batches), or as an "
+                "iterator with get_state() and set_state(), as Grain's."
+            )
+
+    def resume(self, notes: dict[str, Any], process: int) -> None:
+        """Go to where the checkpoint's run was. Raises CheckpointError, DataError."""
+        self.check_resumable()
+        saved = notes.get("data")
+        if self._function is not None and saved is not None and not any(saved):
+            return
+        if self._function is not None or not saved or not all(saved):
+            raise CheckpointError(
+                "The run that saved the checkpoint had another kind of data: a function of t there or "
+                "here, an iterator in the other. Resume with the data of that run."
+            )
+        here = len(meet("resume the data"))
+        if len(saved) != here:
+            raise CheckpointError(
+                f"The checkpoint has the positions of {len(saved)} processes' data, but there are "
+                f"{here}. Resume with as many processes, or give data as a function of t (feed.local)."
+            )
+        self._items.set_state(_value(saved[process]))
+
+
+def _text(state: Any) -> str:
+    """A position as text. DataError for what JSON does not keep as it is."""
+    if isinstance(state, bytes):
+        return json.dumps({"bytes": base64.b64encode(state).decode()})
+    try:
+        text = json.dumps({"json": state}, allow_nan=False)
+        if json.loads(text)["json"] == state:
+            return text
+    except (TypeError, ValueError):
+        pass
+    raise DataError(
+        f"get_state() of the data returns {state!r}, which a checkpoint cannot hold. Return bytes, or "
+        "lists, numbers, texts and dicts with texts as keys."
+    )
+
+
+def _value(text: str) -> Any:
+    found = json.loads(text)
+    return found["json"] if "json" in found else base64.b64decode(found["bytes"])

@@ -1,0 +1,105 @@
+"""`collc.fit` on two real processes with two devices each."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+RUN = textwrap.dedent(
+    """
+    import sys
+    import jax, jax.numpy as jnp, numpy as np
+    import collc
+    from collc.training import feed
+    from collc.training.fit import fit
+    from collc.training.switch import Switch
+
+    folder, port, me, steps, kind = sys.argv[1:]
+    me, steps = int(me), int(steps)
+    collc.init(f"127.0.0.1:{port}", 2, me, timeout_s=60)
+    mesh = jax.make_mesh((2, 2), ("host", "gpu"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    plans = {name: collc.plan(mesh, {"gpu": name, "host": "native"}) for name in ("ring", "native")}
+
+    def make(plan):
+        @jax.jit
+        @collc.schedule(plan, batch="batch")
+        def step(w, batch):
+            loss, grad = jax.value_and_grad(lambda w: jnp.mean((batch @ w - 1) ** 2))(w)
+            return w - 0.1 * collc.pmean(grad), collc.pmean(loss)
+        return step
+
+    batches = feed.batches(np.random.default_rng(0).normal(size=(32, 3)).astype(np.float32), 8)
+    asked = []
+
+    def load(t, rows):
+        asked.append((rows.start, rows.stop))
+        return batches.at(t, rows)
+
+    class Parts:
+        def __init__(self):
+            self.t = 0
+        def __iter__(self):
+            return self
+        def __next__(self):
+            self.t += 1
+            return batches.at(self.t - 1, slice(4 * me, 4 * me + 4))
+        def get_state(self):
+            return [me, self.t]
+        def set_state(self, state):
+            assert state[0] == me
+            self.t = state[1]
+
+    plan = plans["ring"]
+    data = feed.joined(Parts(), plan) if kind == "joined" else batches
+    loaded = feed.local(load, 8, plan)(3)
+    assert asked == [(4 * me, 4 * me + 4)]
+    for mine, placed in zip(loaded.addressable_shards, feed.place(batches(3), plan).addressable_shards):
+        assert mine.index == placed.index and (mine.data == placed.data).all()
+
+    def turn(event):
+        if event.step == 2:
+            event.switch("native" if me == 0 else "ring")
+
+    switch = Switch.plans(make, plans)
+    found = fit(switch, jnp.zeros(3), data, steps=steps, folder=folder, resume=True,
+                callbacks=[turn], profile=0)
+    assert switch.active == "native", switch
+    print("FINAL", np.asarray(found.state).tobytes().hex())
+    """
+)
+
+
+def run(folder, steps, kind):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    env = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-c", RUN, str(folder), str(port), str(me), str(steps), kind],
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for me in range(2)
+    ]
+    said = [process.communicate(timeout=200) for process in both]
+    assert [process.returncode for process in both] == [0, 0], "\n".join(e for _, e in said)
+    finals = {out.split("FINAL ")[1].strip() for out, _ in said}
+    assert len(finals) == 1
+    return finals.pop()
+
+
+@pytest.mark.newest_only
+def test_processes_agree_load_their_rows_and_resume(tmp_path):
+    whole = run(tmp_path / "whole", 6, "whole")
+    run(tmp_path / "cut", 3, "joined")
+    assert run(tmp_path / "cut", 6, "joined") == whole
+    lines = (tmp_path / "cut" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == list(range(1, 7))
+    assert [json.loads(line)["switches"] for line in lines] == [0, 0, 1, 1, 1, 1]
