@@ -72,6 +72,10 @@ SIZES = {
 OnLayer = Callable[[Any], Any]
 
 
+def _as_they_are(params: Any) -> Any:
+    return params
+
+
 def rotate(x: jax.Array, base: float = 10_000.0) -> jax.Array:
     """Rotary positions (Su et al. 2021): [batch, time, heads, size] to the same shape and dtype."""
     half = x.shape[-1] // 2
@@ -140,8 +144,10 @@ class Transformer(nnx.Module):
     """Tokens to logits of the token that follows each.
 
     [batch, time] of any integer dtype to float32 [batch, time, vocabulary]. `on_layer`: what is done
-    to each layer's parameters, a pytree of arrays without the layer dimension, just before the layer
-    uses them; so a function whose derivative reduces is applied layer by layer.
+    to the parameters just before they are used, once for the embedding, once for each block, without
+    its layer dimension, and once for the last norm with the head: a pytree like them is given and
+    taken. So a function whose derivative reduces is applied layer by layer, and one that puts shards
+    together has one layer whole at a time.
     """
 
     def __init__(self, config: Config, *, rngs: nnx.Rngs):
@@ -159,12 +165,13 @@ class Transformer(nnx.Module):
         self.norm = nnx.RMSNorm(width, dtype=jnp.float32, **stored)
         self.head = nnx.Linear(width, config.vocabulary, use_bias=False, kernel_init=zeros, **table)
 
-    def __call__(self, tokens: jax.Array, on_layer: OnLayer = lambda params: params) -> jax.Array:
-        return self.logits(self.hidden(tokens, on_layer))
+    def __call__(self, tokens: jax.Array, on_layer: OnLayer = _as_they_are) -> jax.Array:
+        x = self.hidden(tokens, on_layer)
+        return self.readout(on_layer)(x)
 
-    def hidden(self, tokens: jax.Array, on_layer: OnLayer = lambda params: params) -> jax.Array:
+    def hidden(self, tokens: jax.Array, on_layer: OnLayer = _as_they_are) -> jax.Array:
         """What the last block leaves: [batch, time] to [batch, time, width]."""
-        x = self.embed(tokens.astype(jnp.int32))
+        x = _used(self.embed, on_layer)(tokens.astype(jnp.int32))
         if self.scan:
             block, params = self._layer(self.blocks, on_layer)
             return jax.lax.scan(lambda x, params: (block(x, params), None), x, params)[0]
@@ -173,9 +180,10 @@ class Transformer(nnx.Module):
             x = block(x, params)
         return x
 
-    def logits(self, x: jax.Array) -> jax.Array:
-        """[..., width] to float32 [..., vocabulary]."""
-        return self.head(self.norm(x)).astype(jnp.float32)
+    def readout(self, on_layer: OnLayer = _as_they_are) -> Callable[[jax.Array], jax.Array]:
+        """The function of [..., width] to logits, float32 [..., vocabulary], for any number of calls."""
+        norm, head = _used((self.norm, self.head), on_layer)
+        return lambda x: head(norm(x)).astype(jnp.float32)
 
     def _layer(self, block: nnx.Module, on_layer: OnLayer) -> tuple[Callable[..., jax.Array], Any]:
         """A block as a function of its input and its parameters, and those."""
@@ -186,6 +194,12 @@ class Transformer(nnx.Module):
 
         # A loop's body is computed again in another loop, with which XLA merges nothing.
         return jax.checkpoint(run, prevent_cse=not self.scan) if self.remat else run, params
+
+
+def _used(modules: Any, on_layer: OnLayer) -> Any:
+    """The modules, with what `on_layer` makes of their parameters."""
+    graph, params = nnx.split(modules)
+    return nnx.merge(graph, on_layer(params))
 
 
 def _stacked(config: Config, rngs: nnx.Rngs) -> Block:
@@ -199,15 +213,14 @@ def _stacked(config: Config, rngs: nnx.Rngs) -> Block:
     return stack(rngs)
 
 
-def loss(
-    model: Transformer, text: jax.Array, on_layer: OnLayer = lambda params: params
-) -> jax.Array:
+def loss(model: Transformer, text: jax.Array, on_layer: OnLayer = _as_they_are) -> jax.Array:
     """Mean cross-entropy, in nats, of the tokens of `text` [batch, time + 1] but the first."""
     x = model.hidden(text[:, :-1], on_layer)
+    logits = model.readout(on_layer)  # once, not again for each example
 
     def entropies(x: jax.Array, text: jax.Array) -> jax.Array:
-        logits, following = model.logits(x), text[..., 1:].astype(jnp.int32)
-        return optax.softmax_cross_entropy_with_integer_labels(logits, following)
+        following = text[..., 1:].astype(jnp.int32)
+        return optax.softmax_cross_entropy_with_integer_labels(logits(x), following)
 
     if not model.remat:
         return entropies(x, text).mean()

@@ -170,16 +170,19 @@ tripled.defvjp(lambda params: (params, None), lambda _, ct: (jax.tree.map(lambda
 
 
 @pytest.mark.parametrize(("scan", "remat"), FORMS)
-def test_on_layer_has_the_parameters_of_one_layer(scan, remat):
+def test_on_layer_has_what_is_used_next(scan, remat):
+    """Every parameter once, of the blocks those of one layer."""
     seen = []
 
     def on_layer(params):
-        seen.append(nnx.to_pure_dict(params)["attention"]["qkv"]["kernel"].shape)
+        seen.append(tuple(sorted(x.shape for x in jax.tree.leaves(params))))
         return tripled(params)
 
     loss, grads = derived(layered(scan, remat), on_layer=on_layer)
-    assert set(seen) == {(16, 48)} and len(seen) >= (1 if scan else LAYERED.layers)
-    expected = {path: 3 * g if "blocks" in path else g for path, g in plain(scan, remat)[1].items()}
+    block = ((16,), (16,), (16, 16), (16, 48), (16, 64), (64, 16))
+    assert set(seen) == {((1000, 16),), block, ((16,), (16, 1000))}
+    assert len(seen) >= (3 if scan else 2 + LAYERED.layers)
+    expected = {path: 3 * g for path, g in plain(scan, remat)[1].items()}
     assert loss == plain(scan, remat)[0] and apart(expected, grads) < 1e-6
 
 
