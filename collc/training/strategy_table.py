@@ -17,7 +17,7 @@ from collc.planning.why import side
 from collc.training.buckets import Message, cut, message_of
 from collc.training.strategy import WEIGHTED, Strategy
 
-Sent = tuple[list[Schedule], int, int]  # the schedules of a message, its bytes, how many of them
+Sent = tuple[list[Schedule], int]  # the schedules of a message, and its bytes
 
 _NUMBERS = ("leaves", "bytes", "time")
 
@@ -42,7 +42,7 @@ def table(plan: Plan, rows: Sequence[Row], bucket: int) -> str:
     for row in rows:
         own, its_plan = row.strategy, row.strategy.plan or plan
         sent = _sent(row, its_plan, bucket)
-        for one in dict.fromkeys(" and ".join(map(str, each)) for each, _, _ in sent):
+        for one in dict.fromkeys(" and ".join(map(str, each)) for each, _ in sent):
             schedules.setdefault(one, []).append(row.pattern)
         made.add_row(
             row.pattern,
@@ -92,18 +92,21 @@ def _bytes(leaf: Any) -> int:
 def _sent(row: Row, plan: Plan, bucket: int) -> list[Sent]:
     own, axes = row.strategy, row.strategy.axes(plan)
     leaves = [x for x in row.leaves if _bytes(x)]
-    if own.servers is not None:  # a star for each server and leaf
-        star = [find(f"server.{c}") @ axes for c in ("reduce", "broadcast")]
-        return [(star, -(-_bytes(x) // own.servers), own.servers) for x in leaves]
     if not axes:
         return []
     kinds = [(_message(own, plan, axes, x), _bytes(x)) for x in leaves]
     found: list[Sent] = []
     for members in cut(kinds, bucket):
         size = sum(kinds[i][1] for i in members)
-        each = ("reduce_scatter", "all_gather") if own.kind == "server" else ("all_reduce",)
-        found.append(([plan.schedule(c, axes, size=size) for c in each], size, 1))
+        found.append((_schedules(own, plan, axes, size), size))
     return found
+
+
+def _schedules(own: Strategy, plan: Plan, axes: tuple[str, ...], size: int) -> list[Schedule]:
+    if own.servers is not None:
+        return [find(f"servers.{c}({own.servers})") @ axes for c in ("push", "pull")]
+    each = ("reduce_scatter", "all_gather") if own.kind == "server" else ("all_reduce",)
+    return [plan.schedule(c, axes, size=size) for c in each]
 
 
 def _message(own: Strategy, plan: Plan, axes: tuple[str, ...], leaf: Any) -> Message:
@@ -124,8 +127,8 @@ def _time(plan: Plan, sent: Sequence[Sent]) -> str:
         return "-"
     costs = plan.site.costs
     prices = (
-        times * side(costs, schedule, size).price.lowered
-        for schedules, size, times in sent
+        side(costs, schedule, size).price.lowered
+        for schedules, size in sent
         for schedule in schedules
     )
     return units.seconds(sum(prices))

@@ -255,3 +255,16 @@ def test_table(plan):
     priced = collc.plan(pod, {"gpu": "ring", "host": "ring"}, machine="dgx-h100:1")
     table = collc.strategies({"*": strategy.all_reduce(priced)}).explain({"w": params["w"]})
     assert "Predicted on dgx-h100:1" in table and " us\n" in table
+
+
+def test_the_table_prices_servers_by_what_is_sent():
+    mesh = jax.sharding.AbstractMesh((4, 8), ("host", "gpu"))
+    plan = collc.plan(mesh, {"gpu": "native", "host": "native"}, machine="dgx-h100:4")
+    shapes = {"w": jax.ShapeDtypeStruct((32, 1 << 18), jnp.float32)}
+    times = []
+    for servers in (1, 2, None):
+        text = collc.strategies({"*": strategy.server(plan, servers)}).explain(shapes)
+        if servers:
+            assert f"servers.push({servers}) @ (host, gpu) and servers.pull({servers})" in text
+        times.append(float(text.splitlines()[2].split()[-2]))
+    assert times[0] > 1.5 * times[1] > 1.5 * times[2]  # a star is the bottleneck
