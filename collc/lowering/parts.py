@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from collc.errors import DataError, MeshError
 from collc.language.algebra import Schedule
+from collc.language.library import find
 from collc.lowering import collectives, operands
 from collc.lowering.servers import pull, push
 from collc.lowering.shards import Shard, divided, is_shard, rows, whole, with_ones
@@ -38,13 +39,18 @@ def gather(shards: Sequence[Shard], on: Any = None) -> list[jax.Array]:
     """Whole leaves, [layers..., shape...], the same on all ranks. ``on`` as for ``gathered``."""
     refuse_automatic("collc.all_gather")
     out: list[Any] = [None] * len(shards)
-    for servers in dict.fromkeys(s.servers for s in shards):
-        here = [i for i, s in enumerate(shards) if s.servers == servers]
-        own = [shards[i] for i in here]
-        axes, n = own[0].axes, _ranks(own[0].axes)
+    for servers, axes in dict.fromkeys((s.servers, s.axes) for s in shards):
+        here = [i for i, s in enumerate(shards) if (s.servers, s.axes) == (servers, axes)]
+        own, n = [shards[i] for i in here], _ranks(axes)
         flats = [divided(s.value.reshape(*s.layers, -1), n) for s in own]
+        by = _over(axes, on)
         if servers is None:
-            stacked = collectives.all_gather(flats, _over(axes, on))
+            stacked = collectives.all_gather(flats, by)
+        elif isinstance(by, Schedule):
+            raise DataError(
+                f"collc.all_gather: {by} has no effect on the shards of servers={servers}, which "
+                f"servers.pull({servers}) gathers. Drop it."
+            )
         else:
             stacked = pull(flats, axes, servers)
         for i, s, x in zip(here, own, stacked, strict=True):
@@ -99,6 +105,8 @@ def _ranks(axes: Sequence[str]) -> int:
 
 def _over(axes: tuple[str, ...], on: Any) -> Any:
     """What to gather by, if it is over the shards' axes in their order."""
+    if isinstance(on, str) and not on.isidentifier():
+        on = find(on)
     given = axes if on is None else (on,) if isinstance(on, str) and on.isidentifier() else on
     named = getattr(given, "axes", given)
     if isinstance(given, Schedule) and len(axes) > 1:

@@ -18,8 +18,11 @@ class Consistency(Protocol):
 
     ``start(grads)``: what waits at the beginning, a pytree, given the gradients of one rank as zeros.
     ``exchange(waiting, grads)``: the gradients that are applied now, whether there are any (None:
-    always), and what waits then.
+    always), and what waits then. ``late``: how many pushes wait.
     """
+
+    @property
+    def late(self) -> int: ...
 
     def start(self, grads: Any) -> Any: ...
 
@@ -29,6 +32,8 @@ class Consistency(Protocol):
 @dataclass(frozen=True)
 class Sync:
     """A push is applied at once: equal to replicated training with the same optimizer."""
+
+    late = 0
 
     def start(self, grads: Any) -> Any:
         return None
@@ -51,6 +56,10 @@ class Delayed:
             raise StepError(
                 f"Delayed({self.steps!r}): a push can be late by 1 step or more. Sync() is not late."
             )
+
+    @property
+    def late(self) -> int:
+        return self.steps
 
     def start(self, grads: Any) -> Any:
         return {"grads": [grads] * self.steps, "pushes": jnp.int32(0)}

@@ -66,7 +66,7 @@ class Server:
     def _placed(self, x: Any, leaf: Declared) -> Any:
         if leaf.strategy.kind != "server":
             return x
-        layers = int(any(matches(p, leaf.path) for p in self.strategies.stacked))
+        layers = self.strategies.layers(leaf.path)
         if layers and not jnp.ndim(x):
             raise DataError(f"collc.server: stacked= names {leaf.path}, which is a scalar.")
         cut = Shard(None, jnp.shape(x)[layers:], self.plan.axes, leaf.strategy.servers)
@@ -153,18 +153,15 @@ class ServerState:
 
     def flush(self) -> "ServerState":
         """The state once all that waits has taken effect. Inside a step."""
-        now = self
+        consistency, now = self.server.consistency, self
         with self._inside("flush"):
-            if self.waiting is not None:
-                nothing = Ranked(
-                    jax.tree.map(jnp.zeros_like, self.waiting["grads"][0].value),
-                    self.server.plan.axes,
-                )
-                for _ in self.waiting["grads"]:
-                    tree = jax.tree.structure(jax.tree.map(_one, self.params, is_leaf=is_shard))
-                    now = now._exchanged(nothing.value, tree)
-                now = replace(now, waiting=self.server.consistency.start(nothing))
-        return now
+            if not consistency.late:
+                return self
+            due, _, _ = consistency.exchange(self.waiting, None)
+            nothing = Ranked(jax.tree.map(jnp.zeros_like, due.value), self.server.plan.axes)
+            for _ in range(consistency.late):
+                now = now._exchanged(nothing.value, _structure(self.params))
+        return replace(now, waiting=consistency.start(nothing))
 
     def _exchanged(self, leaves: Sequence[Any], tree: Any) -> "ServerState":
         """The state after the push that is due, while this one waits."""
@@ -220,11 +217,7 @@ class ServerState:
         return (
             isinstance(grads, dict)
             and _structure(grads) != _structure(self.params)
-            and all(
-                isinstance(key, str) and jax.tree.structure(_one(x)) == jax.tree.structure(0)
-                for key, x in grads.items()
-                for x in [jax.tree.map(_one, x, is_leaf=is_shard)]
-            )
+            and _structure(grads) == _structure(dict.fromkeys(grads, 0))
         )
 
     def _refuse_reduced(self, grads: Any) -> None:

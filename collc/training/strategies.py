@@ -149,7 +149,7 @@ class Strategies:
             return Entry(x)
         x = _number(x, leaf)
         chosen, plan = leaf.strategy, leaf.strategy.plan or self.plan
-        stacked = int(any(matches(pattern, leaf.path) for pattern in self.stacked))
+        stacked = self.layers(leaf.path)
         if chosen.kind == "server" and known:
             whole = Shard(None, x.shape[stacked:], plan.axes, chosen.servers)
             return Entry(own(scaled(x, chosen, known), whole, dict(plan.sizes)))
@@ -168,6 +168,10 @@ class Strategies:
             servers=chosen.servers,
         )
         return Entry(scaled(x, chosen, known), message, ready, stacked, spec, str(leaf))
+
+    def layers(self, path: str) -> int:
+        """How many dimensions in front of a leaf are a loop's layers, 0 or 1."""
+        return int(any(matches(pattern, path) for pattern in self.stacked))
 
     def _pattern(self, path: str) -> str:
         """The pattern that takes a leaf."""

@@ -300,6 +300,10 @@ def test_what_is_refused():
     refused(lambda s: s.pull("sevn"), "'sevn' names no parameter. Did you mean")
     refused(lambda s: s.push({"sevn": jnp.ones(7)}), "no parameter 'sevn'")
     refused(lambda s: s.push([jnp.ones(7)]), "but the parameters are")
+    other = "ring.all_gather @ host"
+    refused(
+        lambda s: collc.all_gather(s.params, other), "the shards lie over gpu, but the schedule"
+    )
     refused(lambda s: s.push(s.pull(), tokens=3), "tokens= has no effect")
     with pytest.raises(StepError, match=r"state\.pull runs inside a step"):
         state.pull()
