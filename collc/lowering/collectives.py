@@ -316,18 +316,18 @@ def use_of(
             f"collc.{name}: wire= has no effect on {', '.join(certificate.trusted)}: XLA's own "
             "collectives send values as they are. Drop it, or take a schedule of collc's."
         )
-    dtype = None if accumulate is None else _floating(name, "accumulate", accumulate)
+    dtype = None if accumulate is None else floating(name, "accumulate", accumulate)
     return Use(certificate, op, dtype, _format(name, wire), drop and not inconsistent)
 
 
-def _floating(name: str, what: str, dtype: Any) -> str:
+def floating(name: str, what: str, dtype: Any) -> str:
     """The dtype's name. Raises DataError for what is no floating-point dtype."""
     try:
         found = jnp.dtype(dtype)
     except TypeError:
         found = None
     if found is None or not jnp.issubdtype(found, jnp.floating):
-        raise DataError(f"collc.{name}: {what}= takes a floating-point dtype, not {dtype!r}")
+        raise DataError(f"collc.{name}: {what}= takes a floating-point dtype or None, not {dtype!r}")
     return found.name
 
 
@@ -337,7 +337,7 @@ def _format(name: str, wire: Any) -> Wire:
         return Plain()
     if hasattr(wire, "pack") and hasattr(wire, "unpack"):
         return wire
-    return Cast(_floating(name, "wire", wire))
+    return Cast(floating(name, "wire", wire))
 
 
 def _resolve(name: str, kind: str, on: On, size: int | None) -> Schedule:

@@ -14,7 +14,7 @@ from collc.errors import DataError, StepError
 from collc.training import buckets, weights
 from collc.training.backward import traced
 from collc.training.buckets import Entry
-from collc.training.gradients import _positions
+from collc.training.gradients import positions_of
 from collc.training.layouts import is_array, is_constant
 from collc.training.modules import is_module
 from collc.training.pieces import Pieces
@@ -60,7 +60,7 @@ def value_and_grad(
         raise StepError(f"value_and_grad takes a loss function, not {loss_fn!r}.")
     weighing = _weighing(self, {"tokens": tokens, "participants": participates})
     signature = inspect.signature(loss_fn)
-    argnums, positions = _positions(argnums, loss_fn, signature)
+    argnums, positions = positions_of(argnums, loss_fn, signature)
     names = list(signature.parameters)
     differentiated = [names[i] for i in positions]
     rest = tuple(name for name in names if name not in differentiated)
@@ -174,7 +174,7 @@ def _counts(
         return jnp.asarray(function(values))[None]
     pieces = Pieces(values, split, k, False)
     return lax.map(
-        lambda piece: jnp.asarray(function(pieces._arguments(pieces.modules.state, piece))),
+        lambda piece: jnp.asarray(function(pieces.arguments(pieces.modules.state, piece))),
         pieces.pieces,
     )
 

@@ -52,7 +52,7 @@ def value_and_grad(
         raise StepError(f"collc.value_and_grad takes a loss function, not {loss_fn!r}.")
     signature = inspect.signature(loss_fn)
     names = list(signature.parameters)
-    argnums, positions = _positions(argnums, loss_fn, signature)
+    argnums, positions = positions_of(argnums, loss_fn, signature)
     differentiated = [names[i] for i in positions]
     rest = tuple(name for name in names if name not in differentiated)
     batches = rest if batch is None else argument_names(batch)
@@ -97,7 +97,7 @@ def value_and_grad(
     return Step(step, plan, batches, named=batch is not None, called={**called, "[1]": "grads"})
 
 
-def _positions(
+def positions_of(
     argnums: Any, loss_fn: Callable[..., Any], signature: inspect.Signature
 ) -> tuple[Any, list[int]]:
     """argnums without negative numbers, and its positions among the arguments that have one."""

@@ -60,7 +60,7 @@ class Pieces:
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, _wide(x.dtype)), zeros)
         reduced = frozenset()
         if sums.binds_sync(traced):
-            reduced = _Traced(loss, self._arguments(start, first), self.has_aux).reduced
+            reduced = _Traced(loss, self.arguments(start, first), self.has_aux).reduced
 
         def body(carry: Any, piece: dict[str, Any]) -> Any:
             state, total = carry
@@ -94,7 +94,7 @@ class Pieces:
         )
         return ((value, _joined(aux)) if self.has_aux else value), mean
 
-    def _arguments(self, state: Any, piece: Mapping[str, Any]) -> dict[str, Any]:
+    def arguments(self, state: Any, piece: Mapping[str, Any]) -> dict[str, Any]:
         parts = {}
         for name, (leaves, tree) in self.flat.items():
             filled = [x if p is None else p for x, p in zip(leaves, piece[name], strict=True)]
@@ -103,7 +103,7 @@ class Pieces:
 
     def _one(self, grad: Loss, state: Any, piece: Mapping[str, Any]) -> tuple[Any, Any, Any]:
         """The state of the modules after a piece, what the loss returns of it, and its gradients."""
-        arguments = self._arguments(state, piece)
+        arguments = self.arguments(state, piece)
         out, grads = grad(*arguments.values())
         return self.modules.after({n: arguments[n] for n in self.modules.objects}), out, grads
 

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import jax.numpy as jnp
-
 from collc.errors import DataError, MeshError, StepError, nearest
+from collc.lowering.collectives import floating
 from collc.planning.plan import Plan, check_plan
 
 # What a sum of gradients is divided by. Of weighted ones each rank says how much it counts.
@@ -61,7 +60,7 @@ def all_reduce(
     """
     check_plan(plan, "strategy.all_reduce")
     _check_mean(mean)
-    wide = _floating(accumulate)
+    wide = None if accumulate is None else floating("strategy", "accumulate", accumulate)
     given = _given(mean, accumulate=None if wide == "float32" else repr(wide), wire=wire)
     return Strategy("all_reduce", mean, plan, accumulate=wide, wire=wire, given=given)
 
@@ -115,18 +114,6 @@ def check_axes(axes: Sequence[str], plan: Plan) -> None:
 def _check_mean(mean: Any) -> None:
     if mean not in MEANS:
         raise StepError(f"mean= is {', '.join(MEANS)}, not {mean!r}. {nearest(str(mean), MEANS)}")
-
-
-def _floating(dtype: Any) -> str | None:
-    if dtype is None:
-        return None
-    try:
-        found = jnp.dtype(dtype)
-    except TypeError:
-        found = None
-    if found is None or not jnp.issubdtype(found, jnp.floating):
-        raise DataError(f"accumulate= takes a floating-point dtype or None, not {dtype!r}")
-    return found.name
 
 
 def _given(mean: str, **options: Any) -> str:

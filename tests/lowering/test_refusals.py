@@ -121,12 +121,12 @@ trace = functools.partial(cases.trace, sizes={"x": N})
         (DataError, "specs= has no effect here", lambda x: collc.psum(x, AR, specs=P())),
         (
             DataError,
-            "accumulate= takes a floating-point dtype, not 'int32'",
+            "accumulate= takes a floating-point dtype or None, not 'int32'",
             lambda x: collc.psum(x, AR, accumulate="int32"),
         ),
         (
             DataError,
-            "wire= takes a floating-point dtype, not 'bf17'",
+            "wire= takes a floating-point dtype or None, not 'bf17'",
             lambda x: collc.psum(x, AR, wire="bf17"),
         ),
         (
