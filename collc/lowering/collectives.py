@@ -327,7 +327,9 @@ def floating(name: str, what: str, dtype: Any) -> str:
     except TypeError:
         found = None
     if found is None or not jnp.issubdtype(found, jnp.floating):
-        raise DataError(f"collc.{name}: {what}= takes a floating-point dtype or None, not {dtype!r}")
+        raise DataError(
+            f"collc.{name}: {what}= takes a floating-point dtype or None, not {dtype!r}"
+        )
     return found.name
 
 
