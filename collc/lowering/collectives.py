@@ -502,9 +502,9 @@ def _whole(
 
 def _exchange(use: Use, fronts: list[jax.Array], lead_in: int, lead_out: int) -> list[jax.Array]:
     """[lead_in, p...] in, [lead_out, p...] out, as the primitive has them: with the leads merged."""
+    if use.slots.grain == 1 and (use.native or (operands.automatic() and lead_in == 1)):
+        return use.run(fronts)  # XLA has them as they are; a gather stacks them, and cuts nothing
     if operands.automatic():
-        if lead_in == 1 and use.slots.grain == 1:
-            return use.run(fronts)  # a gather cuts nothing: it stacks the values as they are
         # [lead, k, rest] -> [lead * k, rest]; dimension 0 of what remains is cut along with it.
         merged = [
             f.reshape(f.shape[0] * f.shape[1], *f.shape[2:]) if f.ndim > 1 else f for f in fronts

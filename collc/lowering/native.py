@@ -1,10 +1,13 @@
 """XLA's own collectives, in the shapes that schedules have."""
 
+from itertools import accumulate
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from collc.errors import ScheduleError
+from collc.lowering import operands
 from collc.lowering.ranks import Place
 
 
@@ -24,7 +27,7 @@ def lower(place: Place, xs: list[jax.Array]) -> list[jax.Array]:
         case "all_reduce" | "reduce", "min":
             return lax.pmin(xs, axes)
         case "reduce_scatter", "sum":
-            return [lax.psum_scatter(x, axes) for x in xs]
+            return _scattered(xs, axes)
         case "reduce_scatter", _:
             # XLA reduces and scatters by sums only.
             whole = [lax.all_to_all(x, axes, 0, 0) for x in xs]
@@ -38,6 +41,18 @@ def lower(place: Place, xs: list[jax.Array]) -> list[jax.Array]:
             # XLA:CPU has no broadcast: a sum to which only the root contributes is the same.
             here = place.rank() == int(place.names[0])
             alone = [jnp.where(here, x, jnp.zeros_like(x)) for x in xs]
-            send = lax.psum if kind == "broadcast" else lax.psum_scatter
-            return [send(x, axes) for x in alone]
+            return lax.psum(alone, axes) if kind == "broadcast" else _scattered(alone, axes)
     raise ScheduleError(f"{place.leaf}: XLA has no {kind}. Take one of collc's schedules.")
+
+
+def _scattered(xs: list[jax.Array], axes: str | tuple[str, ...]) -> list[jax.Array]:
+    """Sums of [n, ...], of which each rank keeps one, in one message: JAX has one operand for it.
+
+    What is gathered does not travel as one: the buffer would stay for as long as any part is used.
+    """
+    if len(xs) == 1 or operands.automatic():
+        return [lax.psum_scatter(x, axes) for x in xs]
+    joined = jnp.concatenate([x.reshape(x.shape[0], -1) for x in xs], axis=1)
+    ends = list(accumulate(x[0].size for x in xs))
+    parts = jnp.split(lax.psum_scatter(joined, axes), ends[:-1])
+    return [part.reshape(x.shape[1:]) for part, x in zip(parts, xs, strict=True)]
