@@ -34,10 +34,12 @@ if TYPE_CHECKING:
     from collc.receipts.reading import receipt as receipt
     from collc.runtime.init import init as init
     from collc.training import consistency as consistency
-    from collc.training import feed as feed
     from collc.training import strategy as strategy
-    from collc.training.fit import fit as fit
-    from collc.training.gradients import value_and_grad as value_and_grad
+    from collc.training.fitting import feed as feed
+    from collc.training.fitting.fit import fit as fit
+    from collc.training.fitting.switch import Switch as Switch
+    from collc.training.gradients.plain import value_and_grad as value_and_grad
+    from collc.training.gradients.sync import sync as sync
     from collc.training.kinds import Batch as Batch
     from collc.training.kinds import Ranked as Ranked
     from collc.training.kinds import rank_key as rank_key
@@ -50,8 +52,6 @@ if TYPE_CHECKING:
     from collc.training.server import server as server
     from collc.training.step import schedule as schedule
     from collc.training.strategies import strategies as strategies
-    from collc.training.switch import Switch as Switch
-    from collc.training.sync import sync as sync
 
 _HOME = {
     "Certificate": "collc.analysis.certificate",
@@ -79,10 +79,10 @@ _HOME = {
     "receipt": "collc.receipts.reading",
     "init": "collc.runtime.init",
     "consistency": "collc.training",
-    "feed": "collc.training",
+    "feed": "collc.training.fitting",
     "strategy": "collc.training",
-    "fit": "collc.training.fit",
-    "value_and_grad": "collc.training.gradients",
+    "fit": "collc.training.fitting.fit",
+    "value_and_grad": "collc.training.gradients.plain",
     "Batch": "collc.training.kinds",
     "Ranked": "collc.training.kinds",
     "rank_key": "collc.training.kinds",
@@ -95,8 +95,8 @@ _HOME = {
     "server": "collc.training.server",
     "schedule": "collc.training.step",
     "strategies": "collc.training.strategies",
-    "Switch": "collc.training.switch",
-    "sync": "collc.training.sync",
+    "Switch": "collc.training.fitting.switch",
+    "sync": "collc.training.gradients.sync",
 }
 
 __all__ = list(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]

@@ -28,7 +28,7 @@ from collc.errors import CollcError, DataError, MeshError, ScheduleError, neares
 from collc.language.algebra import Schedule, show_axes
 from collc.language.library import find
 from collc.machine.units import parse_size
-from collc.training.interrupt import Interrupt
+from collc.training.fitting.interrupt import Interrupt
 
 if TYPE_CHECKING:
     from collc.bench.sweep import Row, Sweep
@@ -195,7 +195,7 @@ def bench(
         import jax
 
         from collc.bench.sweep import prepare
-        from collc.training.config import make_mesh
+        from collc.training.lm.config import make_mesh
 
         if DTYPES[dtype] == 8:
             jax.config.update("jax_enable_x64", True)

@@ -240,7 +240,7 @@ def _measured(
         devices_for(sizes)
         from collc.bench.memory import fits
         from collc.receipts.measured import measure
-        from collc.training.config import make_mesh
+        from collc.training.lm.config import make_mesh
 
         count = math.prod(sizes.values())
         if os.environ["JAX_PLATFORMS"].split(",")[0] == "cpu" and count > _MOST_VIRTUAL:

@@ -13,10 +13,10 @@ from collc.cli.common import LOOP, SECONDS, Debug, Report, files_run, guarded
 from collc.cli.devices import Platform, choose_platform, devices_for
 from collc.errors import DataError, MeshError, ScheduleError, nearest
 from collc.planning.registry import algorithm
-from collc.training.interrupt import Interrupt
+from collc.training.fitting.interrupt import Interrupt
 
 if TYPE_CHECKING:
-    from collc.training.config import TrainConfig
+    from collc.training.lm.config import TrainConfig
 
 
 def _folder(text: str) -> Path:
@@ -156,7 +156,7 @@ def train(
             _proved(config)
         devices_for(parse_mesh(config.mesh))
 
-        from collc.training import lm
+        from collc.training.lm import train as lm
 
         try:
             status = lm.train(config, Report(), interrupt=interrupt).exit_status
@@ -198,7 +198,7 @@ def _config(
     resume: Path | None,
 ) -> "TrainConfig":
     """The run's config. What is given for a resumed run is passed on: training compares it."""
-    from collc.training import config as configs
+    from collc.training.lm import config as configs
 
     if resume is not None:
         begun = configs.resumed(resume)

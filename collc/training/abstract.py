@@ -11,8 +11,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from collc.errors import DataError, nearest
 from collc.models import transformer
 from collc.planning.plan import Plan
-from collc.training import compare
-from collc.training.lm import lax_step, model_config, planned_step
+from collc.training.lm import compare
+from collc.training.lm.train import lax_step, model_config, planned_step
 
 FAMILIES = ("transformer",)
 BATCH, SEQ = 8, 1024  # of one device: examples, and tokens that an example predicts

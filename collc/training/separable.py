@@ -23,8 +23,8 @@ import optax
 
 from collc.errors import StepError
 from collc.lowering.shards import Shard, part
-from collc.training.check_rules import SAME, collective
-from collc.training.check_values import Where, opened, scan_split
+from collc.training.check.rules import SAME, collective
+from collc.training.check.values import Where, opened, scan_split
 from collc.training.kinds import rank_axes
 from collc.training.norms import own_axes
 

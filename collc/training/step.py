@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from collc.errors import StepError, nearest
 from collc.lowering import context
 from collc.planning.plan import Plan, check_plan
-from collc.training.check import check
+from collc.training.check.replication import check
 from collc.training.kinds import Batch
 from collc.training.layouts import Arguments, Axes, Leaf, is_constant, results, subsets
 from collc.training.modules import Modules, is_module

@@ -12,15 +12,15 @@ from collc.lowering import operands
 from collc.lowering.shards import Shard, is_shard, own
 from collc.machine.units import parse_size
 from collc.planning.plan import Plan
-from collc.training import buckets
-from collc.training.accumulate import value_and_grad
-from collc.training.buckets import Entry
-from collc.training.gradients import metadata
+from collc.training.gradients import buckets
+from collc.training.gradients.accumulate import value_and_grad
+from collc.training.gradients.buckets import Entry
+from collc.training.gradients.plain import metadata
+from collc.training.gradients.weights import Weights
 from collc.training.kinds import rank_axes
 from collc.training.paths import matches, named_leaves
 from collc.training.strategy import WEIGHTED, Strategy, check_axes
 from collc.training.strategy_table import Row, table
-from collc.training.weights import Weights
 
 REST = "*"  # alone: the leaves that no other pattern takes
 

@@ -14,7 +14,7 @@ from collc.language.library import find
 from collc.machine import units
 from collc.planning.plan import Plan
 from collc.planning.why import side
-from collc.training.buckets import Message, cut, message_of
+from collc.training.gradients.buckets import Message, cut, message_of
 from collc.training.strategy import WEIGHTED, Strategy
 
 Sent = tuple[list[Schedule], int]  # the schedules of a message, and its bytes

@@ -27,10 +27,10 @@ def trained(cli, monkeypatch):
         return types.SimpleNamespace(exit_status=run.status)
 
     found: list = []
-    fake = types.ModuleType("collc.training.lm")
+    fake = types.ModuleType("collc.training.lm.train")
     fake.train = train  # pyright: ignore[reportAttributeAccessIssue]
     package = importlib.import_module("collc.training")
-    monkeypatch.setitem(sys.modules, "collc.training.lm", fake)
+    monkeypatch.setitem(sys.modules, "collc.training.lm.train", fake)
     monkeypatch.setattr(package, "lm", fake, raising=False)
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=false")
@@ -47,7 +47,7 @@ def trained(cli, monkeypatch):
 
 
 def test_defaults_are_those_of_the_config(trained):
-    configs = importlib.import_module("collc.training.config")
+    configs = importlib.import_module("collc.training.lm.config")
     assert trained() == configs.TrainConfig()
     assert trained("--demo") == configs.demo()
 
@@ -99,7 +99,7 @@ def test_platforms(trained, monkeypatch):
 @pytest.fixture
 def begun(tmp_path):
     """The folder of a run on 2 × 2 devices."""
-    config = importlib.import_module("collc.training.config").TrainConfig(
+    config = importlib.import_module("collc.training.lm.config").TrainConfig(
         mesh="host=2,gpu=2", model="tiny", steps=9, folder=tmp_path
     )
     (tmp_path / "config.json").write_text(json.dumps({"config": config.to_json(), "corpus": ""}))
@@ -118,7 +118,7 @@ def test_resume(trained, begun):
 
 
 def test_the_command_that_training_prints_resumes(trained, begun):
-    folder = importlib.import_module("collc.training.folder")
+    folder = importlib.import_module("collc.training.lm.folder")
     python, *command = shlex.split(folder.resume_command(begun))
     assert python == sys.executable and command[:3] == ["-m", "collc", "train"]
     config = trained(*command[3:])
@@ -163,7 +163,7 @@ def test_a_second_signal_is_the_first_ones_status(trained, cli, monkeypatch):
         interrupt.signal = signal.SIGTERM
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sys.modules["collc.training.lm"], "train", train)
+    monkeypatch.setattr(sys.modules["collc.training.lm.train"], "train", train)
     assert cli("train").exit_code == 143
 
 
@@ -171,5 +171,5 @@ def test_errors_of_the_training_are_messages(trained, refused, monkeypatch):
     def train(config, console=None, interrupt=None):
         raise CheckpointError("the folder is foreign.\nSee above.")
 
-    monkeypatch.setattr(sys.modules["collc.training.lm"], "train", train)
+    monkeypatch.setattr(sys.modules["collc.training.lm.train"], "train", train)
     assert refused("train") == "error: the folder is foreign.\nSee above.\n"

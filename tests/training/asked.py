@@ -1,6 +1,6 @@
 """What a traced program asks of collc's collectives."""
 
-from collc.training.check_values import holds_jaxpr, opened
+from collc.training.check.values import holds_jaxpr, opened
 
 
 def collectives(jaxpr, times=1):

@@ -11,7 +11,7 @@ import collc
 from collc import strategy
 from collc.errors import ScheduleError
 from collc.language.library import load
-from collc.training.buckets import cut
+from collc.training.gradients.buckets import cut
 
 collectives = load(Path(__file__).parent / "asked.py").collectives
 

@@ -16,7 +16,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from collc.errors import StepError
-from collc.training.check import check, user_line
+from collc.training.check.replication import check, user_line
 
 AXES = {"host": 2, "gpu": 4}
 BOTH = frozenset(AXES)

@@ -14,7 +14,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from collc.errors import StepError
-from collc.training.check import check
+from collc.training.check.replication import check
 
 AXES = {"host": 2, "gpu": 4}
 BOTH, NONE = frozenset(AXES), frozenset()

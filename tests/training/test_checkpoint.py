@@ -17,7 +17,7 @@ import optax
 import pytest
 
 from collc.errors import CheckpointError
-from collc.training import checkpoint
+from collc.training.checkpoints import checkpoint
 
 NOTES = {"plan": "ring", "identity": {"seed": 1}}
 
@@ -271,7 +271,7 @@ SAVES = textwrap.dedent(
     import sys
     from pathlib import Path
     import numpy as np
-    from collc.training import checkpoint
+    from collc.training.checkpoints import checkpoint
     folder = Path(sys.argv[1])
     step = max(checkpoint.steps(folder), default=0)
     while True:

@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from collc.errors import CheckpointError
 from collc.lowering.shards import Shard
-from collc.training import checkpoint
+from collc.training.checkpoints import checkpoint
 from collc.training.kinds import Ranked
 
 STATE = textwrap.dedent(
@@ -25,7 +25,7 @@ STATE = textwrap.dedent(
     import collc
     from collc.errors import CheckpointError
     from collc.lowering.shards import Shard
-    from collc.training import checkpoint
+    from collc.training.checkpoints import checkpoint
     from collc.training.kinds import Ranked
 
     what, folder, port, me = sys.argv[1], Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
@@ -156,7 +156,7 @@ def test_from_two_processes_to_one_device_and_back(tmp_path):
 
 
 def test_a_failure_elsewhere_is_an_error_here(monkeypatch):
-    from collc.training import together
+    from collc.training.checkpoints import together
 
     monkeypatch.setattr(together, "meet", lambda topic, said, timeout: {0: said, 1: '"disk full"'})
     with pytest.raises(CheckpointError, match="process 1 says: disk full"):

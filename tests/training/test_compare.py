@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from collc.training.compare import side_by_side
+from collc.training.lm.compare import side_by_side
 
 
 class Two(nnx.Module):

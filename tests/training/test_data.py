@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from collc.errors import DataError
-from collc.training import data
+from collc.training.lm import data
 
 
 def as_bytes(text: str) -> np.ndarray:

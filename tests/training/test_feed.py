@@ -6,7 +6,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from collc.errors import DataError
-from collc.training import feed
+from collc.training.fitting import feed
 
 ROWS = {"x": np.arange(20.0).reshape(10, 2), "y": np.arange(10)}
 

@@ -17,10 +17,11 @@ from rich.console import Console
 
 import collc
 from collc.errors import CheckpointError, CollcError, DataError, StepError
-from collc.training import checkpoint, feed
-from collc.training.fit import fit
+from collc.training.checkpoints import checkpoint
+from collc.training.fitting import feed
+from collc.training.fitting.fit import fit
+from collc.training.fitting.switch import Switch
 from collc.training.norms import skip_nonfinite
-from collc.training.switch import Switch
 
 QUIET = {"console": Console(quiet=True), "profile": 0}
 TX = optax.adam(0.05)

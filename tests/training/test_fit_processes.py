@@ -14,9 +14,9 @@ RUN = textwrap.dedent(
     import sys
     import jax, jax.numpy as jnp, numpy as np
     import collc
-    from collc.training import feed
-    from collc.training.fit import fit
-    from collc.training.switch import Switch
+    from collc.training.fitting import feed
+    from collc.training.fitting.fit import fit
+    from collc.training.fitting.switch import Switch
 
     folder, port, me, steps, kind = sys.argv[1:]
     me, steps = int(me), int(steps)

@@ -17,7 +17,9 @@ import pytest
 from rich.console import Console
 
 from collc.errors import CheckpointError, DataError, MeshError, PlanError, StepError
-from collc.training import checkpoint, compare, config, data, folder, lm, loop, report
+from collc.training.checkpoints import checkpoint
+from collc.training.lm import compare, config, data, folder, loop, report
+from collc.training.lm import train as lm
 
 STEPS = 10
 

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from collc.errors import CheckpointError, StepError
-from collc.training import loop
+from collc.training.lm import loop
 
 
 @dataclass
@@ -129,7 +129,7 @@ def test_a_second_signal_stops_at_once(tmp_path, number):
 def test_a_signal_while_starting_ends_the_process_with_a_line(number):
     code = f"""
 import os
-from collc.training.interrupt import Interrupt
+from collc.training.fitting.interrupt import Interrupt
 with Interrupt(starting=True):
     try:
         os.kill(os.getpid(), {int(number)})

@@ -14,11 +14,11 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from collc.errors import CheckpointError
 from collc.lowering.shards import Shard, part
-from collc.training import checkpoint
-from collc.training.flat import flattened
+from collc.training.checkpoints import checkpoint
+from collc.training.checkpoints.flat import flattened
+from collc.training.checkpoints.portable import places, portable, record
+from collc.training.checkpoints.resize import resized
 from collc.training.kinds import AXES, Ranked
-from collc.training.portable import places, portable, record
-from collc.training.resize import resized
 
 WHOLE = {"w": (7, 3), "b": (), "c": (10,), "one": (1,)}
 

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import pytest
 
 from collc.receipts.profile import Span
-from collc.training import shares
-from collc.training.shares import Clock, Profiler, Split
+from collc.training.fitting import shares
+from collc.training.fitting.shares import Clock, Profiler, Split
 
 
 def span(device, operation, start, end):

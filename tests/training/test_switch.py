@@ -9,7 +9,7 @@ from flax import nnx
 
 import collc
 from collc.errors import StepError
-from collc.training.switch import Switch
+from collc.training.fitting.switch import Switch
 
 TRACED = []
 

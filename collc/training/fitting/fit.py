@@ -17,18 +17,18 @@ from rich.console import Console
 
 from collc.errors import CheckpointError, DataError
 from collc.planning.plan import Plan, check_plan
-from collc.training import checkpoint
-from collc.training.carried import Carried
-from collc.training.checkpoint import Checkpoint
-from collc.training.files import unwritable, write_text
-from collc.training.folder import CHECKPOINTS, METRICS, locked
-from collc.training.interrupt import Interrupt
-from collc.training.metrics import Metrics, TensorBoard
-from collc.training.running import Event as Event
-from collc.training.running import Loop, Options, Outputs
-from collc.training.shares import Profiler, Report, report
-from collc.training.source import Source
-from collc.training.switch import Switch
+from collc.training.checkpoints import checkpoint
+from collc.training.checkpoints.checkpoint import Checkpoint
+from collc.training.checkpoints.files import unwritable, write_text
+from collc.training.fitting.carried import Carried
+from collc.training.fitting.interrupt import Interrupt
+from collc.training.fitting.metrics import Metrics, TensorBoard
+from collc.training.fitting.running import Event as Event
+from collc.training.fitting.running import Loop, Options, Outputs
+from collc.training.fitting.shares import Profiler, Report, report
+from collc.training.fitting.source import Source
+from collc.training.fitting.switch import Switch
+from collc.training.lm.folder import CHECKPOINTS, METRICS, locked
 
 REPORT, TENSORBOARD = "report.json", "tensorboard"
 PARTS = 10  # a run saves and evaluates ten times, unless told otherwise

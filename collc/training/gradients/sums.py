@@ -16,8 +16,8 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from collc.lowering import sync
-from collc.training.check_rules import Scope
-from collc.training.check_values import holds_jaxpr, opened, scan_split
+from collc.training.check.rules import Scope
+from collc.training.check.values import holds_jaxpr, opened, scan_split
 
 # They move the elements of their operand about, each to one place.
 _MOVES = frozenset("reshape squeeze transpose rev copy copy_p".split())

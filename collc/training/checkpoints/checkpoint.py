@@ -29,8 +29,8 @@ from etils import epath
 
 from collc.errors import CheckpointError
 from collc.planning.agree import share
-from collc.training.files import unwritable, write_text
-from collc.training.manifest import (
+from collc.training.checkpoints.files import unwritable, write_text
+from collc.training.checkpoints.manifest import (
     HIDDEN,
     MANIFEST,
     STATE,
@@ -41,10 +41,10 @@ from collc.training.manifest import (
     steps,
     verify,
 )
-from collc.training.portable import places, portable, rebuilt, record
-from collc.training.resize import rules_for
-from collc.training.targets import target
-from collc.training.together import together
+from collc.training.checkpoints.portable import places, portable, rebuilt, record
+from collc.training.checkpoints.resize import rules_for
+from collc.training.checkpoints.targets import target
+from collc.training.checkpoints.together import together
 
 __all__ = [
     "Checkpoint",

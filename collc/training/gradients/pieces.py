@@ -13,7 +13,7 @@ from jax import lax
 
 from collc.errors import DataError, StepError
 from collc.lowering import sync
-from collc.training import sums
+from collc.training.gradients import sums
 from collc.training.kinds import Batch
 from collc.training.layouts import is_array
 from collc.training.modules import Modules

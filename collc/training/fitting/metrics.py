@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from collc.errors import CheckpointError
-from collc.training.files import unwritable, write_text
+from collc.training.checkpoints.files import unwritable, write_text
 
 
 class Metrics:

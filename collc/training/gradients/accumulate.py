@@ -11,13 +11,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from collc.errors import DataError, StepError
-from collc.training import buckets, weights
-from collc.training.backward import traced
-from collc.training.buckets import Entry
-from collc.training.gradients import positions_of
+from collc.training.gradients import buckets, weights
+from collc.training.gradients.backward import traced
+from collc.training.gradients.buckets import Entry
+from collc.training.gradients.pieces import Pieces
+from collc.training.gradients.plain import positions_of
 from collc.training.layouts import is_array, is_constant
 from collc.training.modules import is_module
-from collc.training.pieces import Pieces
 from collc.training.step import argument_names
 from collc.training.strategy import WEIGHTED, Strategy
 

@@ -16,15 +16,15 @@ from rich.console import Console
 from collc.errors import StepError
 from collc.planning.agree import distributed, share
 from collc.planning.plan import Plan
-from collc.training import checkpoint
-from collc.training.carried import Carried
-from collc.training.feed import place
-from collc.training.interrupt import Interrupt
-from collc.training.loop import RECENT, check_finite, clock, progress_bar
-from collc.training.metrics import Metrics, TensorBoard
-from collc.training.shares import Clock, Profiler
-from collc.training.source import Source
-from collc.training.switch import Switch
+from collc.training.checkpoints import checkpoint
+from collc.training.fitting.carried import Carried
+from collc.training.fitting.feed import place
+from collc.training.fitting.interrupt import Interrupt
+from collc.training.fitting.metrics import Metrics, TensorBoard
+from collc.training.fitting.shares import Clock, Profiler
+from collc.training.fitting.source import Source
+from collc.training.fitting.switch import Switch
+from collc.training.lm.loop import RECENT, check_finite, clock, progress_bar
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,10 @@ from jax.extend.core import ClosedJaxpr
 
 from collc.errors import StepError
 from collc.lowering import sync
-from collc.training import check_rules as rules
-from collc.training.check_parts import elide_parts
-from collc.training.check_rules import Context, Scope
-from collc.training.check_values import (
+from collc.training.check import rules as rules
+from collc.training.check.parts import elide_parts
+from collc.training.check.rules import Context, Scope
+from collc.training.check.values import (
     Value,
     Where,
     constant,

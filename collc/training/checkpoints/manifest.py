@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from collc.errors import CheckpointError
-from collc.training.files import digest, files_in
-from collc.training.portable import Record
+from collc.training.checkpoints.files import digest, files_in
+from collc.training.checkpoints.portable import Record
 
 FORMAT = "collc checkpoint 2"
 HIDDEN = ".writing_"

@@ -9,8 +9,8 @@ from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from collc.errors import StepError
-from collc.training.check import check
-from collc.training.check_values import opened
+from collc.training.check.replication import check
+from collc.training.check.values import opened
 from collc.training.layouts import is_array
 from collc.training.modules import Modules
 

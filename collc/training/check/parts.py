@@ -18,8 +18,8 @@ import numpy as np
 from jax import lax
 
 from collc.lowering.primitive import OURS
-from collc.training.check_rules import Collective, Scope
-from collc.training.check_values import opened
+from collc.training.check.rules import Collective, Scope
+from collc.training.check.values import opened
 
 Elided = tuple[list[Any], dict[Any, Any]]
 

@@ -11,9 +11,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from collc.lowering.shards import Shard
-from collc.training.flat import flat_shape, flat_sharding, unflattened
-from collc.training.portable import NUMBERS, Place, Record, is_key, record
-from collc.training.resize import resized
+from collc.training.checkpoints.flat import flat_shape, flat_sharding, unflattened
+from collc.training.checkpoints.portable import NUMBERS, Place, Record, is_key, record
+from collc.training.checkpoints.resize import resized
 
 IMPLEMENTATIONS = ("threefry2x32", "rbg", "unsafe_rbg")
 

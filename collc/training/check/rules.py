@@ -12,7 +12,7 @@ import jax
 from collc.errors import StepError
 from collc.lowering import sync
 from collc.lowering.primitive import OURS
-from collc.training.check_values import (
+from collc.training.check.values import (
     Value,
     Where,
     constant,

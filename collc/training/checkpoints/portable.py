@@ -20,10 +20,10 @@ from jax.sharding import NamedSharding
 from collc.errors import CheckpointError
 from collc.lowering.operands import names_in
 from collc.lowering.shards import Shard, is_shard
-from collc.training.flat import flat_shape, flattened, layers_of
+from collc.training.checkpoints.flat import flat_shape, flattened, layers_of
+from collc.training.checkpoints.resize import splits
 from collc.training.kinds import Ranked, rank_axes
 from collc.training.paths import is_wrapped
-from collc.training.resize import splits
 
 NUMBERS = (bool, int, float, complex)
 

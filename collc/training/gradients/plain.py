@@ -13,8 +13,8 @@ from jax.sharding import PartitionSpec
 from collc.errors import DataError, StepError
 from collc.lowering.collectives import pmean
 from collc.planning.plan import Plan, check_plan
+from collc.training.gradients.pieces import Pieces
 from collc.training.modules import is_module
-from collc.training.pieces import Pieces
 from collc.training.step import Step, argument_names
 
 

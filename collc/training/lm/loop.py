@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from collc.errors import StepError
-from collc.training.interrupt import Interrupt as Interrupt
-from collc.training.metrics import Metrics as Metrics
+from collc.training.fitting.interrupt import Interrupt as Interrupt
+from collc.training.fitting.metrics import Metrics as Metrics
 
 RECENT = 20  # steps whose median duration predicts the time left
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from collc.errors import CheckpointError, DataError
 from collc.planning.agree import meet
-from collc.training.feed import has_position
+from collc.training.fitting.feed import has_position
 
 
 class Source:

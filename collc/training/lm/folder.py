@@ -22,9 +22,9 @@ except ImportError:  # Windows
     fcntl = None
 
 from collc.errors import CheckpointError, DataError, PlanError
-from collc.training import checkpoint
-from collc.training.checkpoint import Checkpoint, unwritable, write_text
-from collc.training.config import CONFIG, TrainConfig, resumed
+from collc.training.checkpoints import checkpoint
+from collc.training.checkpoints.checkpoint import Checkpoint, unwritable, write_text
+from collc.training.lm.config import CONFIG, TrainConfig, resumed
 
 PLAN, METRICS, SUMMARY, CHECKPOINTS = "plan.txt", "metrics.jsonl", "summary.json", "checkpoints"
 LOCK = ".lock"

@@ -15,7 +15,7 @@ import jax
 
 from collc.errors import CollcError
 from collc.receipts.profile import Profile, Span, read_profile
-from collc.training.loop import clock
+from collc.training.lm.loop import clock
 
 WARM = 2  # steps before the profiler starts: the first compiles, the second may once more
 

@@ -18,12 +18,13 @@ from collc.lowering.collectives import pmean
 from collc.models import transformer
 from collc.planning.plan import Plan
 from collc.planning.plan import plan as make_plan
-from collc.training import checkpoint, compare, data, folder, loop, report
-from collc.training.checkpoint import write_text
-from collc.training.compare import SideBySide
-from collc.training.config import TrainConfig, make_mesh
-from collc.training.interrupt import Interrupt
-from collc.training.report import Summary
+from collc.training.checkpoints import checkpoint
+from collc.training.checkpoints.checkpoint import write_text
+from collc.training.fitting.interrupt import Interrupt
+from collc.training.lm import compare, data, folder, loop, report
+from collc.training.lm.compare import SideBySide
+from collc.training.lm.config import TrainConfig, make_mesh
+from collc.training.lm.report import Summary
 from collc.training.step import schedule
 
 

@@ -10,11 +10,11 @@ from typing import Any, Self
 from rich.console import Console
 from rich.table import Table
 
-from collc.training.compare import SideBySide
-from collc.training.config import TrainConfig
-from collc.training.data import Corpus
-from collc.training.folder import PLAN, SUMMARY, RunFolder, resume_command
-from collc.training.loop import clock
+from collc.training.lm.compare import SideBySide
+from collc.training.lm.config import TrainConfig
+from collc.training.lm.data import Corpus
+from collc.training.lm.folder import PLAN, SUMMARY, RunFolder, resume_command
+from collc.training.lm.loop import clock
 
 FEW = 400  # steps, those of the demo: with fewer, a loss above the entropies is no surprise
 SHOWN = 40  # lines of a plan's explanation that a terminal gets; the whole is in the run folder

@@ -10,9 +10,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from collc.errors import StepError
 from collc.planning.plan import Plan
+from collc.training.checkpoints.portable import NUMBERS
 from collc.training.kinds import rank_axes
 from collc.training.modules import is_module
-from collc.training.portable import NUMBERS
 
 SKIPPED = "skipped"  # the name of a counter of skipped steps, wherever it is in a state
 

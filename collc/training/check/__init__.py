@@ -1,0 +1,1 @@
+"""The replication check: what a step may do, found in its jaxpr."""

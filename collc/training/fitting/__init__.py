@@ -1,0 +1,1 @@
+"""``collc.fit``: the loop around a step, and what it leaves behind."""

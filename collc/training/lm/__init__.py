@@ -1,0 +1,1 @@
+"""The run behind ``collc train``: a byte-level Transformer on Python's standard library."""
