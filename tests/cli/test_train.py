@@ -29,9 +29,9 @@ def trained(cli, monkeypatch):
     found: list = []
     fake = types.ModuleType("collc.training.lm.train")
     fake.train = train  # pyright: ignore[reportAttributeAccessIssue]
-    package = importlib.import_module("collc.training")
+    package = importlib.import_module("collc.training.lm")
     monkeypatch.setitem(sys.modules, "collc.training.lm.train", fake)
-    monkeypatch.setattr(package, "lm", fake, raising=False)
+    monkeypatch.setattr(package, "train", fake, raising=False)
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=false")
 
