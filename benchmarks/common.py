@@ -1,6 +1,7 @@
 """What the benchmarks share: processes with virtual devices, and reports that say how to make them."""
 
 import argparse
+import importlib.util
 import json
 import os
 import platform
@@ -10,7 +11,7 @@ import sys
 import tempfile
 import textwrap
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,49 @@ def part(name: str | int, devices: int, *options: str | int) -> Any:
         stdout=subprocess.PIPE, text=True, check=True,
     )  # fmt: skip
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def each_python(
+    cli: argparse.ArgumentParser, measure: Callable[[argparse.Namespace], Any]
+) -> tuple[argparse.Namespace, list[Any]]:
+    """The options, and what ``measure`` finds with them in this Python and in those of ``--also``.
+
+    Each compiles for GPUs in a process of its own. Ends the process where one of them cannot.
+    """
+    cli.add_argument("--print", action="store_true", help="do not write the report")
+    cli.add_argument(
+        "--also", nargs="+", default=[], metavar="PYTHON", help="other Pythons to compile with"
+    )
+    cli.add_argument("--part", action="store_true", help=argparse.SUPPRESS)
+    options = cli.parse_args()
+    if options.part:
+        _ready_for_gpus()
+        print(json.dumps(measure(options)))
+        sys.exit()
+    found = []
+    for python in (sys.executable, *options.also):
+        done = subprocess.run(
+            [python, *sys.argv, "--part"],
+            env={**os.environ, "JAX_PLATFORMS": "cpu"}, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        if done.returncode:
+            sys.exit(done.returncode)
+        found.append(json.loads(done.stdout.splitlines()[-1]))
+    return options, found
+
+
+def _ready_for_gpus() -> None:
+    """Ends the process with what to install if something is missing."""
+    script = Path(sys.argv[0]).stem
+    if importlib.util.find_spec("jax") is None:
+        sys.exit(f"{script}: {sys.executable} has no jax. Name a Python with collc installed.")
+    from collc.errors import PodError
+    from collc.receipts.pods import toolchain
+
+    try:
+        toolchain.ready()
+    except PodError as e:
+        sys.exit(f"{script}: {sys.executable}: {e}")
 
 
 def machine(*packages: str) -> str:

@@ -10,9 +10,6 @@ it. No time is measured. Every such Python needs ``pip install "collc[pods]"``.
 """
 
 import argparse
-import json
-import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -21,7 +18,6 @@ from importlib.metadata import version
 from typing import Any
 
 import common
-from pipeline_gpu import ready
 
 HOSTS, GPUS = 4, 8
 LAYERS, WIDTH, TOKENS = 4, 2048, 8192  # TOKENS: of a GPU
@@ -101,7 +97,7 @@ def loss_fn(params: Any, batch: Any) -> Any:
     return jnp.mean((x - batch).astype(jnp.float32) ** 2)
 
 
-def measure() -> dict[str, Any]:
+def measure(_: argparse.Namespace) -> dict[str, Any]:
     """All programs in this process's jax."""
     import jax
 
@@ -279,25 +275,7 @@ FINDINGS: tuple[tuple[str, tuple[Program, ...]], ...] = (
 def main() -> None:
     assert __doc__
     cli = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    cli.add_argument("--print", action="store_true", help="do not write the report")
-    cli.add_argument(
-        "--also", nargs="+", default=[], metavar="PYTHON", help="other Pythons to compile with"
-    )
-    cli.add_argument("--part", action="store_true", help=argparse.SUPPRESS)
-    options = cli.parse_args()
-    if options.part:
-        ready()
-        print(json.dumps(measure()))
-        return
-    found = []
-    for python in (sys.executable, *options.also):
-        done = subprocess.run(
-            [python, sys.argv[0], "--part"],
-            env={**os.environ, "JAX_PLATFORMS": "cpu"}, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        if done.returncode:
-            sys.exit(done.returncode)
-        found.append(json.loads(done.stdout.splitlines()[-1]))
+    _, found = common.each_python(cli, measure)
     title = "Delayed: what a server's push runs beside"
     common.publish("delayed", title, ("jax",), report(found))
 

@@ -10,9 +10,6 @@ run beside it. No time is measured. Every such Python needs ``pip install "collc
 """
 
 import argparse
-import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import version
@@ -35,7 +32,6 @@ from overlap_programs import (
     matrix,
     traced,
 )  # fmt: skip
-from pipeline_gpu import ready
 
 SCOPES = ("attention", "mlp")
 COUNTER = 1024  # bytes: kernels that write less count the turns of a loop
@@ -46,10 +42,9 @@ EXCERPTS = (
 # ---- one jax ------------------------------------------------------------------------------------
 
 
-def measure() -> dict[str, Any]:
+def measure(_: argparse.Namespace) -> dict[str, Any]:
     """All programs in this process's jax."""
     import collc.receipts.pods.flags
-    import collc.receipts.show  # noqa: F401
 
     rows, excerpts = [], {}
     for program in (*matrix(), *changed()):
@@ -203,25 +198,7 @@ def report(found: Sequence[dict[str, Any]]) -> list[str]:
 def main() -> None:
     assert __doc__
     cli = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    cli.add_argument("--print", action="store_true", help="do not write the report")
-    cli.add_argument(
-        "--also", nargs="+", default=[], metavar="PYTHON", help="other Pythons to compile with"
-    )
-    cli.add_argument("--part", action="store_true", help=argparse.SUPPRESS)
-    options = cli.parse_args()
-    if options.part:
-        ready()
-        print(json.dumps(measure()))
-        return
-    found = []
-    for python in (sys.executable, *options.also):
-        done = subprocess.run(
-            [python, sys.argv[0], "--part"],
-            env={**os.environ, "JAX_PLATFORMS": "cpu"}, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        if done.returncode:
-            sys.exit(done.returncode)
-        found.append(json.loads(done.stdout.splitlines()[-1]))
+    _, found = common.each_python(cli, measure)
     title = "Overlap: which reductions run beside which compute"
     common.publish("overlap", title, ("jax",), report(found))
 

@@ -11,10 +11,6 @@ measured, not that they do. Every such Python needs ``pip install "collc[pods]"`
 """
 
 import argparse
-import importlib.util
-import json
-import os
-import subprocess
 import sys
 import tempfile
 import textwrap
@@ -77,19 +73,6 @@ def launched(lowered: Any, flags: Flags, gpus: int) -> list[Any] | None:
             raise
         sequence = next(Path(dump).glob("*.thunk_sequence.txt")).read_text()
     return list(thunks.events(sequence, done.as_text(), gpus))
-
-
-def ready() -> None:
-    """Ends the process with what to install if something is missing."""
-    if importlib.util.find_spec("jax") is None:
-        sys.exit(f"pipeline_gpu: {sys.executable} has no jax. Name a Python with collc installed.")
-    from collc.errors import PodError
-    from collc.receipts.pods import toolchain
-
-    try:
-        toolchain.ready()
-    except PodError as e:
-        sys.exit(f"pipeline_gpu: {sys.executable}: {e}")
 
 
 # ---- the report ---------------------------------------------------------------------------------
@@ -209,7 +192,6 @@ def report(options: argparse.Namespace, found: list[dict[str, Any]]) -> list[str
 def main() -> None:
     assert __doc__
     cli = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    cli.add_argument("--print", action="store_true", help="do not write the report")
     cli.add_argument("--hosts", type=int, default=4, help="hosts of the pod (4)")
     cli.add_argument("--gpus", type=int, default=8, help="GPUs of a host (8)")
     cli.add_argument("--slices", type=int, default=4, help="k of Pipeline(k) (4)")
@@ -219,24 +201,7 @@ def main() -> None:
     cli.add_argument(
         "--flags", nargs="+", default=[], metavar="NAME=VALUE", help="one more set of XLA flags"
     )
-    cli.add_argument(
-        "--also", nargs="+", default=[], metavar="PYTHON", help="other Pythons to compile with"
-    )
-    cli.add_argument("--part", action="store_true", help=argparse.SUPPRESS)
-    options = cli.parse_args()
-    if options.part:
-        ready()
-        print(json.dumps(measure(options)))
-        return
-    found = []
-    for python in (sys.executable, *options.also):
-        done = subprocess.run(
-            [python, *sys.argv, "--part"],
-            env={**os.environ, "JAX_PLATFORMS": "cpu"}, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        if done.returncode:
-            sys.exit(done.returncode)
-        found.append(json.loads(done.stdout.splitlines()[-1]))
+    options, found = common.each_python(cli, measure)
     title = "Pipeline on GPUs: two axes in flight"
     common.publish("pipeline_gpu", title, ("jax",), report(options, found))
 

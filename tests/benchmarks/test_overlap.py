@@ -16,7 +16,7 @@ MIB = 2**20
 @pytest.fixture
 def overlap(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
-    for name in ("overlap", "overlap_programs", "pipeline_gpu", "common"):
+    for name in ("overlap", "overlap_programs", "common"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     import overlap
 
