@@ -54,10 +54,6 @@ def _names(axes: str | Sequence[str] | None) -> tuple[str, ...]:
     return (axes,) if isinstance(axes, str) else tuple(axes or ())
 
 
-def _is_ranked(x: Any) -> bool:
-    return isinstance(x, Ranked)
-
-
 def rank_axes(x: Any) -> tuple[str, ...] | None:
     """The axes of a Ranked node, a Shard, or a ranked nnx.Variable; None for anything else."""
     if isinstance(x, Ranked | Shard):
@@ -66,6 +62,10 @@ def rank_axes(x: Any) -> tuple[str, ...] | None:
     if nnx is not None and isinstance(x, nnx.Variable):
         return x.get_metadata().get(AXES)
     return None
+
+
+def _lies(x: Any) -> bool:
+    return rank_axes(x) is not None
 
 
 def ranked(
@@ -102,8 +102,11 @@ def ranked(
     if nnx is None or not isinstance(value, nnx.Pytree):
         if of is not None:
             raise StepError("ranked(of=...) selects variables of an nnx module; this is none.")
-        if any(isinstance(x, Ranked) for x in jax.tree.leaves(value, is_leaf=_is_ranked)):
-            raise StepError("ranked: the value is ranked already. Call it once.")
+        if any(map(_lies, jax.tree.leaves(value, is_leaf=_lies))):
+            raise StepError(
+                "ranked: the value is ranked already, or in shards (collc.Shard), of which each rank "
+                "has its own. Call it once, on whole values."
+            )
         return Ranked(jax.tree.map(spread, value), chosen)
     if not isinstance(of, type):
         raise StepError(

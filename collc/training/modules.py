@@ -6,13 +6,18 @@ merged inside, and brought up to date after. nnx is only looked at where it has 
 
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
+import optax
 
 from collc.errors import StepError
-from collc.training.kinds import rank_axes
+from collc.lowering.shards import is_shard, unpadded
+from collc.training.kinds import Ranked, rank_axes
+from collc.training.separable import check_separable
 
 
 def is_module(x: Any) -> bool:
@@ -37,14 +42,18 @@ class Modules:
         self.graph: Any = None
         self.state: Any = None
         self._changed: Any = None  # the traced modules, where more than their state is new
+        self._optimizers: list[tuple[Any, Any]] = []  # the merged ones, with their own tx
         if self.objects:
             from flax import nnx
 
+            _refuse_attributes(self.objects)
             self.graph, self.state = nnx.split(self.objects)
 
     def leaves(self) -> Iterator[tuple[str, str, tuple[str, ...]]]:
         """For each leaf of ``state``: its path as a user writes it, the type of its variable, and the
-        axes of a ranked variable, () for any other.
+        axes of a ranked variable, or of the Shard or Ranked node in it, () for any other.
+
+        Raises StepError for a Ranked node that does not name its axes.
         """
         if not self.objects:
             return
@@ -55,8 +64,15 @@ class Modules:
         for path, x in found:
             variable = type(x).__name__ if is_variable(x) else ""
             variable = f"nnx.{variable}" if hasattr(nnx, variable) else variable
-            for _ in jax.tree.leaves(x):
-                yield dotted(path), variable, rank_axes(x) or ()
+            for node in jax.tree.leaves(x, is_leaf=_lies):
+                axes = rank_axes(node)
+                if axes == ():
+                    raise StepError(
+                        f"{dotted(path)} holds a collc.Ranked without axes. In a module's variable it "
+                        'names them, as collc.ranked does: collc.Ranked(x, ("gpu",)).'
+                    )
+                for _ in jax.tree.leaves(node):
+                    yield dotted(path), variable, axes or ()
 
     def merge(self, state: Any) -> dict[str, Any]:
         """The modules over other arrays, in the structure of ``state``."""
@@ -64,7 +80,12 @@ class Modules:
             return {}
         from flax import nnx
 
-        return nnx.merge(self.graph, state)
+        merged = nnx.merge(self.graph, state)
+        found = [x for _, x in nnx.iter_graph(merged) if isinstance(x, nnx.Optimizer)]
+        self._optimizers = [(x, x.tx) for x in found if not isinstance(x.tx.update, PartsUpdate)]
+        for optimizer, tx in self._optimizers:
+            optimizer.tx = optax.GradientTransformationExtraArgs(tx.init, PartsUpdate(tx))
+        return merged
 
     def after(self, merged: dict[str, Any]) -> Any:
         """The state of merged modules once the step has run, in the structure of ``state``."""
@@ -72,11 +93,15 @@ class Modules:
             return self.state
         from flax import nnx
 
+        for optimizer, tx in self._optimizers:
+            optimizer.tx = tx
+        _refuse_attributes(merged)
         graph, state = nnx.split(merged)
         if jax.tree.structure(state) != jax.tree.structure(self.state):
-            before = {path for path, _ in nnx.to_flat_state(self.state)}
-            now = {path for path, _ in nnx.to_flat_state(state)}
-            changed = [".".join(map(str, p)) for p in sorted(before ^ now, key=str)]
+            before, now = (dict(nnx.to_flat_state(s)) for s in (self.state, state))
+            for path in sorted(before.keys() & now.keys(), key=str):
+                _refuse_other(".".join(map(str, path)), before[path], now[path])
+            changed = [".".join(map(str, p)) for p in sorted(before.keys() ^ now.keys(), key=str)]
             raise StepError(
                 "the step adds or removes variables of a module"
                 + (f": {', '.join(changed)}. " if changed else ". ")
@@ -122,3 +147,98 @@ def _is_data(x: Any) -> bool:
     from flax import nnx
 
     return is_module(x) or isinstance(x, nnx.Variable | jax.Array | np.ndarray)
+
+
+# ---- variables that hold parts ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PartsUpdate:
+    """The update of an nnx.Optimizer in a step. Of Shard and Ranked nodes it is what a server's is:
+    the parts alone have to be enough for it, and padding stays zero. Of arrays it is ``tx``'s own.
+
+    Raises StepError for a ``tx`` that looks beyond a part.
+    """
+
+    tx: Any
+
+    def __call__(self, updates: Any, state: Any, params: Any = None, **extra: Any) -> Any:
+        if not _parts((updates, state, params)):
+            return self.tx.update(updates, state, params, **extra)
+        from flax import nnx
+
+        inner = optax.with_extra_args_support(self.tx)
+        tx = optax.GradientTransformationExtraArgs(inner.init, partial(inner.update, **extra))
+        _refuse_unlike(updates, params)
+        if _parts(state) != _parts(jax.eval_shape(tx.init, params)):
+            raise StepError(
+                "optimizer.update: the optimizer was made of other parameters than the module now has, "
+                "of which some are in parts (collc.Shard, collc.Ranked). Make it, "
+                "nnx.Optimizer(model, ...), once they are in the module."
+            )
+        check_separable(tx, updates, state, params)
+        new, after = tx.update(updates, state, params)
+        sizes = dict(jax.sharding.get_abstract_mesh().shape)
+        new = jax.tree.map(
+            lambda x: unpadded(x, sizes) if is_shard(x) else x, new, is_leaf=is_shard
+        )
+        # In variables of their own, for nnx.state takes apart what is in none.
+        held = jax.tree.map(
+            lambda x: nnx.Variable(x) if _is_part(x) else x, after, is_leaf=_is_part
+        )
+        return new, held
+
+
+def _refuse_unlike(grads: Any, params: Any) -> None:
+    if jax.tree.structure(grads) != jax.tree.structure(params):
+        raise StepError(
+            "optimizer.update: the gradients do not lie as the parameters, of which some are in parts "
+            f"(collc.Shard, collc.Ranked): {jax.tree.structure(grads)} for "
+            f"{jax.tree.structure(params)}. Differentiate what collc.all_gather takes, or reduce by "
+            "collc.strategies(...).reduce(grads)."
+        )
+
+
+def _is_part(x: Any) -> bool:
+    return is_shard(x) or isinstance(x, Ranked)
+
+
+def _parts(tree: Any) -> int:
+    """How many of a tree's leaves are in parts."""
+    return sum(map(_is_part, jax.tree.leaves(tree, is_leaf=_is_part)))
+
+
+def _lies(x: Any) -> bool:
+    """Whether a node says over which axes it lies: a ranked variable, or what a variable holds."""
+    return rank_axes(x) is not None
+
+
+def _refuse_attributes(objects: Any) -> None:
+    """Refuses nodes that nnx takes apart, as how their arrays lie would be lost."""
+    from flax import nnx
+
+    for path, x in nnx.iter_graph(objects):
+        if _is_part(x):
+            raise StepError(
+                f"{dotted(path)} is a collc.{type(x).__name__} that is an attribute. Put it in a "
+                "variable, nnx.Variable(...), or pass it as an argument of its own."
+            )
+
+
+def _refuse_other(path: str, before: Any, now: Any) -> None:
+    """Refuses a variable that holds another kind of value than before the step."""
+    old, new = (x.get_value() if hasattr(x, "get_value") else x for x in (before, now))
+    if jax.tree.structure(old) != jax.tree.structure(new):
+        raise StepError(
+            f"{path} held {_described(old)} before the step, but {_described(new)} after it. What a "
+            "variable holds has to stay: gather shards into a copy of the module, and update the "
+            "module by shards."
+        )
+
+
+def _described(x: Any) -> str:
+    if is_shard(x):
+        return f"a collc.Shard of {list(x.shape)}"
+    if isinstance(x, Ranked):
+        return f"a collc.Ranked over {' and '.join(x.axes) or 'all axes'}"
+    return "an array" if isinstance(x, jax.Array) else f"a {type(x).__name__}"
