@@ -102,7 +102,6 @@ def measure(_: argparse.Namespace) -> dict[str, Any]:
     import jax
 
     import collc
-    import collc.receipts.pods.flags
     from collc.receipts.overlap import overlap
     from collc.receipts.show import plain
 

@@ -44,7 +44,6 @@ EXCERPTS = (
 
 def measure(_: argparse.Namespace) -> dict[str, Any]:
     """All programs in this process's jax."""
-    import collc.receipts.pods.flags
 
     rows, excerpts = [], {}
     for program in (*matrix(), *changed()):

@@ -8,6 +8,7 @@ A language model with AdamW on 8 virtual CPU devices, states donated. What is co
 
 import dataclasses
 import functools
+import itertools
 import json
 import sys
 import time
@@ -16,7 +17,9 @@ from typing import Any
 
 import common
 
-DEVICES, SIZE, TIME, PER_DEVICE, STEPS = 8, "small", 64, 2, 20
+DEVICES, SIZE, STEPS = 8, "small", 20
+# Examples and bytes of text for each device. The first make a step of parameters and messages mostly.
+BATCHES = {"2 x 64": (2, 64), "8 x 128": (8, 128)}
 FORMS = {"unrolled": {}, "scan, remat": {"scan": True, "remat": True}}
 PLANS = {"native": {"data": "native"}, "ring": {"data": "ring"}}
 MOST_TIME, MOST_MEMORY, MOST_APART = 1.05, 1.02, 1e-4
@@ -140,7 +143,7 @@ def fsdp(plan: Any, graph: Any) -> Callable[..., Any]:
     return step
 
 
-def programs(setting: str, form: str) -> dict[str, Program]:
+def programs(setting: str, form: str, batch: str) -> dict[str, Program]:
     """All that are compared, compiled, from the same parameters."""
     import jax
     import jax.numpy as jnp
@@ -155,9 +158,10 @@ def programs(setting: str, form: str) -> dict[str, Program]:
     mesh = jax.make_mesh((DEVICES,), ("data",), (AxisType.Auto,))
     config = dataclasses.replace(transformer.SIZES[SIZE], **FORMS[form])
     graph, params = nnx.split(transformer.Transformer(config, rngs=nnx.Rngs(0)))
-    text = np.random.default_rng(0).integers(0, 256, (PER_DEVICE * DEVICES, TIME + 1))
+    examples, length = BATCHES[batch]
+    text = np.random.default_rng(0).integers(0, 256, (examples * DEVICES, length + 1))
     split = NamedSharding(mesh, PartitionSpec("data"))
-    batch = jax.device_put(jnp.asarray(text, jnp.uint8), split)
+    texts = jax.device_put(jnp.asarray(text, jnp.uint8), split)
     whole, tx = NamedSharding(mesh, PartitionSpec()), optax.adamw(1e-3)
 
     def sharding(path: Any, x: Any) -> Any:
@@ -182,18 +186,18 @@ def programs(setting: str, form: str) -> dict[str, Program]:
                 step = parallel_by_hand(graph, tx)
             case _:
                 step = parallel(plan, graph, tx)
-        compiled = jax.jit(step, donate_argnums=0).lower(fresh, batch).compile()
-        return Program(compiled, fresh, batch)
+        compiled = jax.jit(step, donate_argnums=0).lower(fresh, texts).compile()
+        return Program(compiled, fresh, texts)
 
     return {name: made(name) for name in SETTINGS[setting]}
 
 
-def measure(setting: str, form: str, iterations: int) -> dict[str, Any]:
+def measure(setting: str, form: str, batch: str, iterations: int) -> dict[str, Any]:
     import numpy as np
 
     from collc.receipts.timing import in_turns
 
-    found = programs(setting, form)
+    found = programs(setting, form, batch)
     losses: dict[str, list[float]] = {name: [] for name in found}
     for _ in range(STEPS):
         for name, program in found.items():
@@ -219,7 +223,7 @@ def measure(setting: str, form: str, iterations: int) -> dict[str, Any]:
     }
 
 
-Found = Mapping[str, Mapping[str, Any]]  # by form
+Found = Mapping[tuple[str, str], Mapping[str, Any]]  # by form and batch
 
 
 def against(found: Mapping[str, Any], name: str) -> tuple[float, float]:
@@ -228,20 +232,20 @@ def against(found: Mapping[str, Any], name: str) -> tuple[float, float]:
     return found["quartiles"][name][1], found["memory"][name] / found["memory"][first]
 
 
-def rows(form: str, found: Mapping[str, Any]) -> list[list[Any]]:
+def rows(case: tuple[str, str], found: Mapping[str, Any]) -> list[list[Any]]:
     made = []
     for name, ms in found["ms"].items():
         low, middle, high = found["quartiles"][name]
         mib = found["memory"][name] / 2**20
         apart = f"{found['apart'][name]:.0e}"
         share = f"{against(found, name)[1]:.3f}"
-        made.append([form, name, ms, f"{middle:.3f} ({low:.3f} to {high:.3f})", mib, share, apart])
+        made.append([*case, name, ms, f"{middle:.3f} ({low:.3f} to {high:.3f})", mib, share, apart])
     return made
 
 
 def promises(setting: str, found: Found) -> list[list[Any]]:
     made = []
-    for form, each in found.items():
+    for case, each in found.items():
         time_, memory = against(each, "native")
         for what, measured, most in (
             ("time", time_, MOST_TIME),
@@ -249,15 +253,15 @@ def promises(setting: str, found: Found) -> list[list[Any]]:
             ("largest difference of a loss", each["apart"]["native"], MOST_APART),
         ):
             value = f"{measured:.3f}" if most > 1 else f"{measured:.0e}"
-            made.append([setting, form, what, value, str(most), common.verdict(measured, most)])
+            made.append([setting, *case, what, value, str(most), common.verdict(measured, most)])
     return made
 
 
 def report(found: Mapping[str, Found], iterations: int) -> list[str]:
     lines = common.prose(
-        f"Steps of the `{SIZE}` Transformer with AdamW, {PER_DEVICE} examples of {TIME} bytes per",
-        f"device, on {DEVICES} virtual CPU devices, one axis; states are donated. *Unrolled*: the",
-        "layers as they are; *scan, remat*: in a loop, computed again in the backward.",
+        f"Steps of the `{SIZE}` Transformer with AdamW on {DEVICES} virtual CPU devices, one axis;",
+        "states are donated. *Unrolled*: the layers as they are; *scan, remat*: in a loop, computed",
+        "again in the backward. *Batch*: examples of a device x their bytes.",
     )
     lines.append("")
     for item in (
@@ -278,14 +282,12 @@ def report(found: Mapping[str, Found], iterations: int) -> list[str]:
     ):
         lines += common.prose(f"- {item}")
     lines.append("")
-    header = ["", "layers", "native against the first", "measured", "at most", ""]
+    header = ["", "layers", "batch", "native against the first", "measured", "at most", ""]
     lines += common.table(header, [row for s, each in found.items() for row in promises(s, each)])
     for setting, each in found.items():
         lines += ["", f"## {setting[0].upper()}{setting[1:]}", ""]
-        header = ["layers", "program", "ms", "time", "MiB", "memory", "loss"]
-        lines += common.table(
-            header, [row for form, one in each.items() for row in rows(form, one)]
-        )
+        header = ["layers", "batch", "program", "ms", "time", "MiB", "memory", "loss"]
+        lines += common.table(header, [r for case, one in each.items() for r in rows(case, one)])
         moved = [f"from {one['began']:.3f} to {one['ended']:.3f}" for one in each.values()]
         lines += ["", *common.prose(f"Loss of the first program: {'; '.join(moved)}.")]
     return lines
@@ -294,12 +296,14 @@ def report(found: Mapping[str, Found], iterations: int) -> list[str]:
 def main() -> None:
     given = common.parser(__doc__ or "", iterations=41).parse_args()
     if given.part:
-        setting, form = given.part.split(":")
-        print(json.dumps(measure(setting, form, given.iterations)))
+        print(json.dumps(measure(*given.part.split(":"), given.iterations)))
         return
     turns = ("--iterations", given.iterations)
     found = {
-        setting: {form: common.part(f"{setting}:{form}", DEVICES, *turns) for form in FORMS}
+        setting: {
+            (form, batch): common.part(f"{setting}:{form}:{batch}", DEVICES, *turns)
+            for form, batch in itertools.product(FORMS, BATCHES)
+        }
         for setting in SETTINGS
     }
     print(found, file=sys.stderr)
