@@ -3,8 +3,6 @@
 import importlib.util
 import io
 import json
-import os
-import signal
 from pathlib import Path
 
 import jax
@@ -137,37 +135,6 @@ def test_resumed_bit_for_bit(step, undisturbed, tmp_path, cut):
     assert [n for n, _ in losses(tmp_path)] == list(range(1, 11))
 
 
-def test_a_run_that_was_killed_goes_on_from_its_last_checkpoint(step, undisturbed, tmp_path):
-    def kill(event):
-        if event.step == 6:
-            raise RuntimeError("killed")
-
-    whole = tmp_path / "whole"
-    fit(step, fresh(), DATA, steps=10, folder=whole, **QUIET)
-    folder = tmp_path / "cut"
-    with pytest.raises(RuntimeError, match="killed"):
-        fit(step, fresh(), DATA, steps=10, folder=folder, save_every=4, callbacks=[kill], **QUIET)
-    assert losses(folder)[-1][0] == 6  # of which two are forgotten
-    found = fit(step, fresh(), DATA, steps=10, folder=folder, resume=True, **QUIET)
-    assert found.report.here == 6
-    same(found.state, undisturbed)
-    assert losses(folder) == losses(whole)
-
-
-def test_a_signal_saves_and_stops(step, undisturbed, tmp_path):
-    def interrupt(event):
-        if event.step == 5:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    found = fit(
-        step, fresh(), DATA, steps=10, folder=tmp_path, callbacks=[interrupt], save_every=9, **QUIET
-    )
-    assert (found.step, found.report.stopped) == (5, "SIGTERM")
-    found = fit(step, fresh(), DATA, steps=10, folder=tmp_path, resume=True, **QUIET)
-    same(found.state, undisturbed)
-    assert found.report.stopped == ""
-
-
 def test_a_callback_stops(step, tmp_path):
     stop = lambda event: event.stop() if event.step == 2 else None  # noqa: E731
     found = fit(step, fresh(), DATA, steps=10, folder=tmp_path, callbacks=[stop], **QUIET)
@@ -270,12 +237,6 @@ def test_steps_that_are_skipped_are_counted(plan, tmp_path):
     assert np.isfinite(found.state["params"]["w"]).all()
     with pytest.raises(StepError, match=r"steps 2 to 4 were not finite: 3 in a row"):
         fit(step, guarded(plan)[1], poisoned(1, 2, 3), steps=6, max_skipped=3, **QUIET)
-
-
-def test_a_loss_that_is_not_finite_stops(step, tmp_path):
-    with pytest.raises(StepError, match=r"loss of step 5 is nan. The last checkpoint .* step 4"):
-        fit(step, fresh(), poisoned(4), steps=9, folder=tmp_path, save_every=2, **QUIET)
-    assert list(checkpoint.steps(tmp_path / "checkpoints")) == [2, 4]
 
 
 def test_switched_by_a_callback_and_resumed(mesh, plan, tmp_path):

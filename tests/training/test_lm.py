@@ -9,6 +9,7 @@ import os
 import shlex
 import shutil
 import signal
+import types
 from pathlib import Path
 
 import jax
@@ -17,8 +18,10 @@ import pytest
 from rich.console import Console
 
 from collc.errors import CheckpointError, DataError, MeshError, PlanError, StepError
+from collc.planning.plan import plan as make_plan
 from collc.training.checkpoints import checkpoint
-from collc.training.lm import compare, config, data, folder, loop, report
+from collc.training.fitting.progress import clock
+from collc.training.lm import compare, config, data, folder, report
 from collc.training.lm import train as lm
 
 STEPS = 10
@@ -37,14 +40,14 @@ def tiny(path, **given):
     return config.TrainConfig(**{**fields, "folder": path, **given})
 
 
-def train(run, after=None):
+def train(run, *callbacks):
     console = Console(file=io.StringIO(), width=120)
-    summary = lm.train(run, console, after)
+    summary = lm.train(run, console, callbacks)
     return summary, console.file.getvalue()
 
 
 def stop_at(step, number=signal.SIGTERM):
-    return lambda done: os.kill(os.getpid(), number) if done == step else None
+    return lambda event: os.kill(os.getpid(), number) if event.step == step else None
 
 
 def edit_notes(run, **notes):
@@ -95,13 +98,16 @@ def test_a_run_leaves_all_it_should(straight):
     ) == tiny(path, side_by_side=4)
     for text in ("unigram entropy", "bigram entropy", "validation loss", "Side by side", "plan"):
         assert text in shown
-    last = json.loads((path / "metrics.jsonl").read_text().splitlines()[-2])
+    records = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    assert [r["step"] for r in records if "validation_loss" in r] == [4, 8, STEPS]
+    assert all(r["tokens_per_s"] > 0 for r in records if "loss" in r)
+    *_, last, ended = records
     assert (
-        f"step    10  loss {last['loss']:.3f}  validation {summary.validation:.3f}  "
-        f"{loop.clock(last['seconds'])}\n"
+        f"step    10  loss {last['loss']:.3f}  validation loss {summary.validation:.3f}  "
+        f"{clock(ended['seconds'])}\n"
     ) in shown
     assert "is not yet below the unigram entropy of the same text: 10 steps are few." in shown
-    assert f"{loop.clock(summary.seconds)}, with compiling and validation. Everything" in shown
+    assert f"{clock(summary.seconds)}, with compiling and validation. Everything" in shown
 
 
 def test_what_the_closing_says(straight):
@@ -235,7 +241,7 @@ def test_a_run_without_a_checkpoint_says_that_it_starts_over_and_keeps_its_metri
     before = (stopped / "metrics.jsonl").read_text()
     summary, shown = train(config.resumed(stopped), stop_at(2))
     assert summary.step == 2 and "going on" not in shown
-    assert "no checkpoint: starting again from step 0; the old metrics are kept in" in shown
+    assert "no checkpoint: starting from step 0; the old metrics are kept in" in shown
     assert (stopped / "metrics.1.jsonl").read_text() == before
 
 
@@ -270,14 +276,14 @@ def test_ctrl_c_during_the_comparison_skips_it_and_resume_makes_up_for_it(stoppe
 
 @pytest.mark.newest_only
 def test_a_second_signal_says_where_the_run_stands(stopped):
-    def twice(step):
-        if step == 7:
+    def twice(event):
+        if event.step == 7:
             os.kill(os.getpid(), signal.SIGINT)
             os.kill(os.getpid(), signal.SIGINT)
 
     console = Console(file=io.StringIO(), width=200)
     with pytest.raises(KeyboardInterrupt):
-        lm.train(config.resumed(stopped), console, twice)
+        lm.train(config.resumed(stopped), console, (twice,))
     shown = console.file.getvalue()
     assert "Stopped at once. The last checkpoint is of step 5" in shown
     assert folder.resume_command(stopped) in shown
@@ -364,7 +370,7 @@ def test_a_platform_that_jax_lacks(monkeypatch):
 
 @pytest.mark.newest_only
 def test_a_validation_that_is_not_finite_is_no_success(tmp_path, monkeypatch):
-    monkeypatch.setattr(lm.Trainer, "evaluate", lambda self, batches: float("nan"))
+    monkeypatch.setattr(lm.Trainer, "evaluate", lambda *state: float("nan"))
     with pytest.raises(StepError, match="validation loss of step 2 is nan"):
         train(tiny(tmp_path / "run", steps=2))
     assert not (tmp_path / "run" / "summary.json").exists()
@@ -397,7 +403,7 @@ def test_bad_input_is_refused_before_anything_is_written(tmp_path):
     assert not path.exists()
 
 
-def test_one_batch_is_evaluated_at_a_time():
+def test_one_batch_is_evaluated_at_a_time_and_more_of_them_at_the_end():
     """Many in flight deadlock virtual devices, rarely enough that only this test would notice."""
 
     class Loss:
@@ -406,6 +412,7 @@ def test_one_batch_is_evaluated_at_a_time():
 
         def __float__(self):
             flying.remove(self)
+            done.append(self)
             return 3.0
 
     def evaluation(model, batch):
@@ -413,8 +420,13 @@ def test_one_batch_is_evaluated_at_a_time():
         return Loss()
 
     flying: list[Loss] = []
+    done: list[Loss] = []
     trainer = lm.Trainer.__new__(lm.Trainer)
-    trainer.config = tiny(None)
+    trainer.config = tiny(None, evaluation_batches=2)
+    trainer.plan = make_plan(config.make_mesh("gpu=2"), {"gpu": "ring"})
     trainer.corpus = data.Corpus(*[np.zeros(5000, np.uint8)] * 2, 1, 1, "")
-    trainer.evaluation, trainer.model, trainer.split = evaluation, None, jax.devices()[0]
-    assert trainer.evaluate(5) == 3.0
+    trainer.evaluation = evaluation
+    for step, batches in ((0, 2), (STEPS, 8)):
+        done.clear()
+        assert trainer.evaluate(None, types.SimpleNamespace(step=np.array(step))) == 3.0
+        assert len(done) == batches

@@ -6,8 +6,8 @@ folder/
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,15 +22,15 @@ from collc.training.checkpoints.checkpoint import Checkpoint
 from collc.training.checkpoints.files import unwritable, write_text
 from collc.training.fitting.carried import Carried
 from collc.training.fitting.interrupt import Interrupt
-from collc.training.fitting.metrics import Metrics, TensorBoard
+from collc.training.fitting.outputs import CHECKPOINTS, locked, opened
+from collc.training.fitting.progress import say
 from collc.training.fitting.running import Event as Event
-from collc.training.fitting.running import Loop, Options, Outputs
+from collc.training.fitting.running import Loop, Options
 from collc.training.fitting.shares import Profiler, Report, report
 from collc.training.fitting.source import Source
 from collc.training.fitting.switch import Switch
-from collc.training.lm.folder import CHECKPOINTS, METRICS, locked
 
-REPORT, TENSORBOARD = "report.json", "tensorboard"
+REPORT = "report.json"
 PARTS = 10  # a run saves and evaluates ten times, unless told otherwise
 
 
@@ -59,6 +59,7 @@ def fit(
     resize: Any = None,
     callbacks: Iterable[Callable[[Event], object]] = (),
     max_skipped: int | None = None,
+    tokens: int | None = None,
     tensorboard: bool = False,
     profile: int = 3,
     plan: Plan | None = None,
@@ -75,7 +76,8 @@ def fit(
         before may still read its own: each batch needs arrays of its own.
       folder: for metrics, checkpoints and the report; without, nothing is written.
       evaluate: of the state (or the modules) a validation loss or dict of scalars, every
-        ``evaluate_every`` steps and at the end.
+        ``evaluate_every`` steps and at the end. One that Ctrl-C or SIGTERM puts off is made up for when
+        the run is resumed.
       save_every: steps from one checkpoint to the next, by default a tenth of all, of which the
         newest ``keep``, 2, are kept. There is one at the end and after Ctrl-C or SIGTERM too.
       resume: go on from the newest checkpoint in ``folder``, or begin where there is none. ``resize``:
@@ -84,6 +86,7 @@ def fit(
       max_skipped: so many steps in a row that are not finite end the run, by default 10, if the state
         counts those that it skips (an integer named ``skipped``, as ``collc.server`` and
         ``collc.skip_nonfinite`` have). Without such a counter, the first loss that is not finite does.
+      tokens: in a batch: the bar and the metrics then have tokens a second.
       profile: steps under jax's profiler, for the report.
       plan: batches are split on dimension 0 over its axes; by default the step's, if it names a batch.
         The state is copied to all its devices.
@@ -103,6 +106,7 @@ def fit(
         keep=_count("keep", keep, 1, 2),
         callbacks=_functions(callbacks),
         max_skipped=_count("max_skipped", max_skipped, 1, 10),
+        tokens=None if tokens is None else _count("tokens", tokens, 1),
     )
     if evaluate is None and evaluate_every is not None:
         raise DataError("evaluate_every has no effect without evaluate. Give evaluate, or neither.")
@@ -127,43 +131,21 @@ def fit(
     lock = locked(path) if path is not None and first else nullcontext()
     with Interrupt() as interrupt, lock:
         found = _found(path, resume, source, steps)
-        if resume and found is None:
-            console.print("no checkpoint: starting from step 0", highlight=False)
-        notes = found.notes if found else {}
+        loop = Loop(step, carried, source, plan or (own if splits else None), options, profiler)
         if found:
-            extra = {} if resize is None else {"resize": resize}
-            carried.load(checkpoint.restore(found, carried.arrays(), **extra))
-            source.resume(notes, jax.process_index())
-            if isinstance(step, Switch) and "active" in notes:
-                step.use(notes["active"])
-                step.count = notes["switches"]
-        start = found.step if found else 0
-        with _outputs(path if first else None, path, start, tensorboard, console) as outputs:
-            loop = Loop(
-                step,
-                carried,
-                source,
-                plan or (own if splits else None),
-                options,
-                outputs,
-                profiler,
-                step=start,
-                bad=notes.get("bad", 0),
-            )
-            try:
-                stopped = loop.run(interrupt)
-            finally:
-                profiler.close()
+            loop.resume(found, resize)
+        with opened(path, found, console, resume=resume, tensorboard=tensorboard) as outputs:
+            stopped = loop.run(outputs, interrupt)
         told = report(
             loop.timer,
             profiler.result,
             steps=loop.step,
-            here=loop.step - start,
+            here=loop.step - loop.start,
             skipped=loop.skipped,
             switches=step.count if isinstance(step, Switch) else 0,
             stopped=stopped,
         )
-        console.print(str(told), highlight=False)
+        say(console, str(told))
         if path is not None and first:
             write_text(path / REPORT, json.dumps(told.to_json(), indent=1, allow_nan=False) + "\n")
     return Fitted(carried.state, loop.step, loop.metrics, told)
@@ -227,21 +209,3 @@ def _found(path: Path | None, resume: bool, source: Source, steps: int) -> Check
             "choose a fresh folder."
         )
     return found
-
-
-@contextmanager
-def _outputs(
-    mine: Path | None, path: Path | None, start: int, tensorboard: bool, console: Console
-) -> Iterator[Outputs]:
-    """The files of a run, which the first process alone writes, but for checkpoints."""
-    metrics = Metrics(mine / METRICS, start) if mine is not None else None
-    board = None
-    try:
-        if mine is not None and tensorboard:
-            board = TensorBoard(mine / TENSORBOARD, start)
-        outputs = Outputs(path and path / CHECKPOINTS, metrics, board, console)
-        yield outputs
-    finally:
-        for sink in (metrics, board):
-            if sink is not None:
-                sink.close()

@@ -18,8 +18,8 @@ class Metrics:
     """A file of JSON objects, one a line, each with its `step`.
 
     Opened at step t, it forgets what was written after t (by a run that died after its last
-    checkpoint), the lines of a finished run's end, and a last line that was cut off. Opened at step
-    0, it forgets nothing: what was there is kept beside it, and `backup` says where.
+    checkpoint) and a last line that was cut off. Opened at step 0, it forgets nothing: what was
+    there is kept beside it, and `backup` says where.
 
     `steps` and `seconds` say how many steps it holds and how long they took.
 
@@ -52,7 +52,7 @@ class Metrics:
             if not line.endswith("\n"):
                 break
             record = json.loads(line)
-            if record["step"] <= start and not record.get("final"):
+            if record["step"] <= start:
                 self._count(record)
                 yield line
 
@@ -64,7 +64,7 @@ class Metrics:
         """Append one line; it is on its way to the disk when this returns. JSON has no NaN and no
         infinity: they are written as null.
         """
-        record = {"step": step, **{name: _finite(value) for name, value in values.items()}}
+        record = {"step": step, **{name: finite(value) for name, value in values.items()}}
         try:
             self._file.write(json.dumps(record, allow_nan=False) + "\n")
             self._file.flush()
@@ -77,7 +77,8 @@ class Metrics:
             self._file.close()
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """A value as JSON can hold it: None for NaN and infinities."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

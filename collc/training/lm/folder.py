@@ -7,27 +7,21 @@ checkpoints/  see checkpoint.py                       .lock           held while
 
 import difflib
 import json
-import os
 import shlex
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
 
 from collc.errors import CheckpointError, DataError, PlanError
 from collc.training.checkpoints import checkpoint
 from collc.training.checkpoints.checkpoint import Checkpoint, unwritable, write_text
+from collc.training.fitting.outputs import CHECKPOINTS, LOCK, METRICS, locked
 from collc.training.lm.config import CONFIG, TrainConfig, resumed
 
-PLAN, METRICS, SUMMARY, CHECKPOINTS = "plan.txt", "metrics.jsonl", "summary.json", "checkpoints"
-LOCK = ".lock"
+PLAN, SUMMARY = "plan.txt", "summary.json"
 
 
 @dataclass(frozen=True)
@@ -57,37 +51,6 @@ def _fresh_path(demo: bool) -> Path:
     name = f"runs/{'demo' if demo else 'train'}-{time.strftime('%Y%m%d-%H%M%S')}"
     paths = (Path(name + suffix) for suffix in ("", *(f"-{i}" for i in range(2, 1000))))
     return next(path for path in paths if not path.exists())
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold the folder's lock, which the system releases when the process ends, however it ends.
-
-    Raises CheckpointError if another process has it, or the folder cannot be written. Where the
-    file system has no locks there is none.
-    """
-    lock = path / LOCK
-    try:
-        file = lock.open("a+", encoding="utf-8")
-    except OSError as error:
-        raise unwritable(path, error) from error
-    with file:
-        if fcntl:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                owner = lock.read_text(encoding="utf-8").strip() or "unknown"
-                raise CheckpointError(
-                    f"The run in {path} is being written by another process (pid {owner}). Wait "
-                    "for its end or stop it, or choose a fresh folder."
-                ) from error
-            except OSError:
-                pass
-        with suppress(OSError):  # on a full disk the owner stays unnamed
-            file.truncate(0)
-            file.write(f"{os.getpid()}\n")
-            file.flush()
-        yield
 
 
 def _holds_nothing(path: Path) -> bool:

@@ -10,11 +10,11 @@ from typing import Any, Self
 from rich.console import Console
 from rich.table import Table
 
+from collc.training.fitting.progress import clock, say
 from collc.training.lm.compare import SideBySide
 from collc.training.lm.config import TrainConfig
 from collc.training.lm.data import Corpus
 from collc.training.lm.folder import PLAN, SUMMARY, RunFolder, resume_command
-from collc.training.lm.loop import clock
 
 FEW = 400  # steps, those of the demo: with fewer, a loss above the entropies is no surprise
 SHOWN = 40  # lines of a plan's explanation that a terminal gets; the whole is in the run folder
@@ -69,11 +69,6 @@ class Summary:
         except (OSError, ValueError, LookupError, TypeError):
             return None
         return None if summary.interrupted or summary.validation is None else summary
-
-
-def say(console: Console, text: str) -> None:
-    """Print as it is: no markup (programs have brackets), no colours, no line broken by force."""
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def opening(

@@ -20,8 +20,14 @@ from collc.planning.plan import Plan
 from collc.planning.plan import plan as make_plan
 from collc.training.checkpoints import checkpoint
 from collc.training.checkpoints.checkpoint import write_text
+from collc.training.fitting.carried import Carried
+from collc.training.fitting.feed import place
 from collc.training.fitting.interrupt import Interrupt
-from collc.training.lm import compare, data, folder, loop, report
+from collc.training.fitting.outputs import opened
+from collc.training.fitting.running import Event, Loop, Options
+from collc.training.fitting.shares import Profiler
+from collc.training.fitting.source import Source
+from collc.training.lm import compare, data, folder, report
 from collc.training.lm.compare import SideBySide
 from collc.training.lm.config import TrainConfig, make_mesh
 from collc.training.lm.report import Summary
@@ -99,75 +105,57 @@ def evaluation_step(plan: Plan) -> Callable[[nnx.Module, jax.Array], jax.Array]:
 
 
 class Trainer:
-    """Model, optimizer, text and compiled steps of one run, on its mesh."""
+    """Text, compiled steps and initial state of one run, on its mesh."""
 
     def __init__(
         self, config: TrainConfig, mesh: jax.sharding.Mesh, plan: Plan, corpus: data.Corpus
     ) -> None:
-        self.config, self.mesh, self.corpus = config, mesh, corpus
-        self.sizes = model_config(config.model)
-        self.everywhere = NamedSharding(mesh, PartitionSpec())
-        self.split = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+        self.config, self.mesh, self.plan, self.corpus = config, mesh, plan, corpus
         self.step, self.evaluation = planned_step(plan), evaluation_step(plan)
-        self.model, self.optimizer = self.fresh()
-        self.parameters = transformer.parameters(self.model)
+        self.state = self.fresh()
+        self.parameters = transformer.parameters(self.state[0])
 
     def fresh(self) -> tuple[transformer.Transformer, nnx.Optimizer]:
         """The initial state, the same for the same seed, a copy on each device."""
-        model = transformer.Transformer(self.sizes, rngs=nnx.Rngs(self.config.seed))
+        sizes = model_config(self.config.model)
+        model = transformer.Transformer(sizes, rngs=nnx.Rngs(self.config.seed))
         state = model, nnx.Optimizer(model, optimizer(self.config), wrt=nnx.Param)
-        nnx.update(state, jax.device_put(nnx.state(state), self.everywhere))
+        everywhere = NamedSharding(self.mesh, PartitionSpec())
+        nnx.update(state, jax.device_put(nnx.state(state), everywhere))
         return state
 
     def batch(self, step: int) -> jax.Array:
         """The training batch of a step, each device holding its part."""
-        config = self.config
-        return jax.device_put(
-            data.batch(self.corpus.train, config.seed, step, config.batch, config.seq), self.split
-        )
+        config, text = self.config, self.corpus.train
+        return place(data.batch(text, config.seed, step, config.batch, config.seq), self.plan)
 
-    def advance(self, step: int) -> float:
-        """Train one step; returns the loss over the whole batch."""
-        return float(self.step(self.model, self.optimizer, self.batch(step)))
+    def validation(self, finished: bool) -> np.ndarray:
+        """Batches spread over the validation text, at the end four times as many."""
+        config, text = self.config, self.corpus.validation
+        most = config.evaluation_batches * (4 if finished else 1)
+        return data.validation_batches(text, config.batch, config.seq, most)
 
-    def validation(self, batches: int) -> np.ndarray:
-        return data.validation_batches(
-            self.corpus.validation, self.config.batch, self.config.seq, batches
-        )
-
-    def evaluate(self, batches: int) -> float:
-        """The mean loss over at most that many batches, spread over the validation text."""
+    def evaluate(self, model: transformer.Transformer, optimizer: nnx.Optimizer) -> float:
+        """The mean loss over the validation batches."""
         # float() waits. Were many batches in flight, virtual devices that wait for each other in a
         # collective could take all of XLA:CPU's threads, and the last device would never get one.
         losses = [
-            float(self.evaluation(self.model, jax.device_put(batch, self.split)))
-            for batch in self.validation(batches)
+            float(self.evaluation(model, place(batch, self.plan)))
+            for batch in self.validation(int(optimizer.step[...]) == self.config.steps)
         ]
         return math.fsum(losses) / len(losses)
-
-    def state(self) -> dict[str, Any]:
-        """All that a step changes, as nested dicts of arrays."""
-        parts = {"model": self.model, "optimizer": self.optimizer}
-        return {name: nnx.to_pure_dict(nnx.state(part)) for name, part in parts.items()}
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Put what `state` returned back."""
-        for name, part in (("model", self.model), ("optimizer", self.optimizer)):
-            own = nnx.state(part)
-            nnx.replace_by_pure_dict(own, state[name])
-            nnx.update(part, own)
 
 
 def train(
     config: TrainConfig,
     console: Console | None = None,
-    after: Callable[[int], object] | None = None,
+    callbacks: tuple[Callable[[Event], object], ...] = (),
     interrupt: Interrupt | None = None,
 ) -> Summary:
     """Train as `config` says, talking to `console`, and leave a run folder.
 
-    `after(step)` is called after each step. The mesh's devices must exist: the number of virtual
-    ones is set before jax is imported. Raises MeshError, PlanError, ScheduleError, DataError and
+    `callbacks`: as `collc.fit` takes them. The mesh's devices must exist: the number of virtual ones
+    is set before jax is imported. Raises MeshError, PlanError, ScheduleError, DataError and
     CheckpointError before anything is written, StepError if a loss is no longer finite. Ctrl-C and
     SIGTERM finish the step, save, and say how to resume; see `Summary.exit_status`. A finished run
     that is resumed is only shown again. `interrupt`: one that the caller has entered already.
@@ -198,7 +186,7 @@ def train(
             "jax": jax.__version__,
         }
         try:
-            summary = _run(trainer, run, notes, entropy, console, interrupt, after)
+            summary = _run(trainer, run, notes, entropy, console, interrupt, callbacks)
         except KeyboardInterrupt:
             saved = max(checkpoint.steps(run.checkpoints), default=0)
             report.say(
@@ -248,62 +236,45 @@ def _run(
     entropy: data.Entropy,
     console: Console,
     interrupt: Interrupt,
-    after: Callable[[int], object] | None,
+    callbacks: tuple[Callable[[Event], object], ...],
 ) -> Summary:
     """Train, validate and compare in an open folder, and leave the summary there."""
     config = trainer.config
-    losses: list[float] = []
-
-    def advance(step: int) -> float:
-        losses[:] = [trainer.advance(step)]
-        if after:
-            after(step + 1)
-        return losses[0]
-
-    job = loop.Job(
-        advance=advance,
-        evaluate=lambda: trainer.evaluate(config.evaluation_batches),
-        save=lambda step: checkpoint.save(run.checkpoints, step, trainer.state(), notes),
+    options = Options(
         steps=config.steps,
-        tokens=config.batch * config.seq,
-        save_every=config.save_every,
+        evaluate=trainer.evaluate,
         evaluate_every=config.evaluate_every,
+        save_every=config.save_every,
+        callbacks=callbacks,
+        tokens=config.batch * config.seq,
+        notes=notes,
     )
+    state, source = Carried(trainer.state, trainer.plan), Source(trainer.batch, config.steps)
+    loop = Loop(trainer.step, state, source, None, options, Profiler(0, ()))
     if run.checkpoint:
-        trainer.load(checkpoint.restore(run.checkpoint, trainer.state()))
-    metrics = loop.Metrics(run.path / folder.METRICS, run.start)
-    if config.resume and not run.checkpoint:
-        kept = f"; the old metrics are kept in {metrics.backup}" if metrics.backup else ""
-        report.say(console, f"no checkpoint: starting again from step 0{kept}")
-    try:
-        step = loop.run(job, run.start, metrics, console, interrupt)
-        final, validation, both = 4 * config.evaluation_batches, None, None
-        if not interrupt.signal:
-            validation = trainer.evaluate(final)
-            loop.check_finite("validation loss", validation, step, step)
-            metrics.write(step, validation_loss=validation, final=True)
-            if losses:
-                report.say(console, loop.validated(step, losses[0], validation, metrics.seconds))
-            both = _side_by_side(trainer, console, interrupt)
-        finished = validation is not None and (both or not config.side_by_side)
-        summary = Summary(
-            folder=run.path,
-            step=step,
-            steps=config.steps,
-            parameters=trainer.parameters,
-            validation=validation,
-            validation_bytes=trainer.validation(final)[..., 1:].size,
-            unigram=entropy.unigram,
-            bigram=entropy.bigram,
-            seconds=round(metrics.seconds, 3),
-            tokens_per_s=round(metrics.steps * job.tokens / (metrics.seconds or 1), 1),
-            side_by_side=both,
-            interrupted=0 if finished else interrupt.signal,
-        )
-        text = json.dumps(summary.to_json(), indent=1, allow_nan=False)
-        write_text(run.path / folder.SUMMARY, text + "\n")
-    finally:
-        metrics.close()
+        loop.resume(run.checkpoint)
+    with opened(run.path, run.checkpoint, console, resume=config.resume) as outputs:
+        loop.run(outputs, interrupt)
+    ended = loop.step == config.steps
+    validation = loop.metrics.get("validation_loss") if ended else None
+    both = _side_by_side(trainer, console, interrupt) if ended and not interrupt.signal else None
+    finished = validation is not None and (both or not config.side_by_side)
+    summary = Summary(
+        folder=run.path,
+        step=loop.step,
+        steps=config.steps,
+        parameters=trainer.parameters,
+        validation=validation,
+        validation_bytes=trainer.validation(finished=True)[..., 1:].size,
+        unigram=entropy.unigram,
+        bigram=entropy.bigram,
+        seconds=round(outputs.seconds, 3),
+        tokens_per_s=round(outputs.steps * config.batch * config.seq / (outputs.seconds or 1), 1),
+        side_by_side=both,
+        interrupted=0 if finished else interrupt.signal,
+    )
+    text = json.dumps(summary.to_json(), indent=1, allow_nan=False)
+    write_text(run.path / folder.SUMMARY, text + "\n")
     return summary
 
 
