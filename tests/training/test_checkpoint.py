@@ -1,6 +1,7 @@
 """Checkpoints come back bit for bit, or are refused with the reason; nothing is lost."""
 
 import errno
+import gc
 import json
 import logging
 import shutil
@@ -15,9 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import tensorstore as ts
 
 from collc.errors import CheckpointError
-from collc.training.checkpoints import checkpoint
+from collc.training.checkpoints import checkpoint, manifest
+from collc.training.checkpoints.files import write_text
 
 NOTES = {"plan": "ring", "identity": {"seed": 1}}
 
@@ -66,24 +69,53 @@ def test_the_last_two_are_kept(tmp_path):
     assert checkpoint.latest(tmp_path).step == 30
 
 
+def test_one_that_is_older_than_those_kept_stays_when_it_is_written(tmp_path):
+    for step in (10, 20, 5):
+        checkpoint.save(tmp_path, step, {"x": jnp.float32(step)}, {})
+    assert list(checkpoint.steps(tmp_path)) == [5, 10, 20]
+    with pytest.raises(CheckpointError, match="keep=0: the checkpoint just written stays"):
+        checkpoint.save(tmp_path, 30, {"x": jnp.float32(0)}, {}, keep=0)
+
+
+# Orbax would take "[x]" and "**" for patterns, and "\\" for "/".
+@pytest.mark.parametrize("name", ["lr=[0.1]", "a\\b", "d**d", "50%"])
+def test_any_folder_will_do(tmp_path, name):
+    path = checkpoint.save(tmp_path / name, 1, state(0.3), NOTES)
+    back = checkpoint.restore(checkpoint.latest(tmp_path / name), state())
+    jax.tree.map(np.testing.assert_array_equal, back, state(0.3))
+    assert path.parent == tmp_path / name and not list(path.glob("**/*.tmp"))
+
+
 def test_the_same_step_is_replaced(tmp_path):
     for value in (1, 2):
         checkpoint.save(tmp_path, 5, {"x": jnp.float32(value)}, {})
     assert float(checkpoint.restore(checkpoint.latest(tmp_path), {"x": jnp.float32(0)})["x"]) == 2
 
 
-def test_one_that_was_cut_off_while_written_is_never_seen(tmp_path, monkeypatch):
+@pytest.fixture
+def log(monkeypatch):
+    """Orbax's log and the hook, as they were before the test when it ends."""
+    logger = logging.getLogger("absl")
+    monkeypatch.setattr(logger, "disabled", False)
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    return logger
+
+
+def test_one_that_was_cut_off_while_written_is_never_seen(tmp_path, log, monkeypatch):
+    """Ctrl-C leaves it to the next save: Orbax's threads still write there, and would complain."""
     checkpoint.save(tmp_path, 1, state(), NOTES)
+    hook = sys.unraisablehook
 
     def dies(*args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(checkpoint.os, "replace", dies)
-    with pytest.raises(KeyboardInterrupt):
-        checkpoint.save(tmp_path, 2, state(), NOTES)
-    monkeypatch.undo()
-    assert [path.name for path in tmp_path.iterdir()] == ["step_00000001"]
-    (tmp_path / ".writing_step_00000002").mkdir()  # as kill -9 leaves it
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint.os, "replace", dies)
+        with pytest.raises(KeyboardInterrupt):
+            checkpoint.save(tmp_path, 2, state(), NOTES)
+    names = [".writing_step_00000002", "step_00000001"]  # as kill -9 leaves it, too
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+    assert log.disabled and sys.unraisablehook is not hook
     assert checkpoint.latest(tmp_path).step == 1
     checkpoint.save(tmp_path, 3, state(), NOTES)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step_00000001", "step_00000003"]
@@ -108,10 +140,15 @@ def flip(path):
     file.write_bytes(content)
 
 
-def edit(**fields):
+def edit(signed=False, **fields):
+    """Another manifest; ``signed``: with the digest of what it says."""
+
     def damage(path):
-        manifest = json.loads((path / "manifest.json").read_text())
-        (path / "manifest.json").write_text(json.dumps({**manifest, **fields}))
+        content = {**json.loads((path / "manifest.json").read_text()), **fields}
+        if signed:
+            content.pop("sha256")
+            content["sha256"] = manifest._digest(content)
+        (path / "manifest.json").write_text(json.dumps(content))
 
     return damage
 
@@ -129,9 +166,11 @@ DAMAGE = {
     "half a manifest": (lambda path: (path / "manifest.json").write_text('{"format"'), "not JSON"),
     "a list": (lambda path: (path / "manifest.json").write_text("[]"), "format 'list'"),
     "another format": (edit(format="torch"), "format 'torch', not 'collc checkpoint 2'"),
-    "another step": (edit(step=3), "that of step 3"),
-    "garbled": (edit(files=[1]), "lacks or garbles"),
-    "garbled file": (edit(files={"a": 1}), "lacks or garbles"),
+    "another step": (edit(step=3, signed=True), "that of step 3"),
+    "garbled": (edit(files=[1], signed=True), "lacks or garbles"),
+    "garbled file": (edit(files={"a": 1}, signed=True), "lacks or garbles"),
+    "other notes": (edit(notes={}), "content of its manifest.json has changed"),
+    "no digest": (edit(sha256=None), "content of its manifest.json has changed"),
 }
 
 
@@ -148,6 +187,33 @@ def test_damage_is_noticed_and_nothing_is_touched(tmp_path, name):
         error.value
     )
     assert files(tmp_path) == before
+
+
+def test_no_bit_of_a_manifest_flips_unnoticed(tmp_path):
+    """Its layout may change: what it says may not."""
+    path = checkpoint.save(tmp_path, 2, {"x": jnp.ones(2)}, {"at": {1: [0.1, None]}})
+    file, whole = path / "manifest.json", manifest.read(path)
+    content = file.read_bytes()
+    for at in range(0, len(content), 3):
+        flipped = bytearray(content)
+        flipped[at] ^= 1 << at % 7
+        file.write_bytes(flipped)
+        try:
+            assert manifest.read(path) == whole
+        except CheckpointError:
+            continue
+
+
+def test_every_file_of_the_state_is_needed(tmp_path):
+    path = checkpoint.save(tmp_path, 2, state(), NOTES)
+    for file in [file for file in (path / "state").rglob("*") if file.is_file()]:
+        content = file.read_bytes()
+        for damage in (lambda f: f.unlink(), lambda f: f.write_bytes(f.read_bytes()[:-1])):
+            damage(file)
+            with pytest.raises(CheckpointError, match=rf"state/\S*{file.name}"):
+                checkpoint.latest(tmp_path)
+            file.write_bytes(content)
+    assert checkpoint.latest(tmp_path).step == 2
 
 
 def test_the_only_one_damaged(tmp_path):
@@ -202,7 +268,7 @@ def test_another_optimizer_is_refused(tmp_path):
     found = checkpoint.latest(tmp_path)
     for tx, message in (
         (optax.sgd(0.1, momentum=0.9), r"opt/0/count is int32\[\] there, but missing here"),
-        (optax.adamw(0.1), "opt/2 is missing there, but an empty EmptyState here"),
+        (optax.adamw(0.1), "opt/2 is missing there, but EmptyState without values here"),
     ):
         with pytest.raises(CheckpointError, match=message):
             checkpoint.restore(found, state(tx))
@@ -223,21 +289,60 @@ def small_disk(tmp_path):
     subprocess.run(["umount", str(folder)], check=True)
 
 
-def test_a_full_disk_leaves_the_older_ones(small_disk):
+def test_a_full_disk_leaves_the_older_ones(small_disk, caplog):
     random = np.random.default_rng(0)
     checkpoint.save(small_disk, 1, {"x": random.normal(size=1000)}, {})
     before = files(small_disk)
-    with pytest.raises(CheckpointError, match=r"step 2 could not be .*No space left on device"):
-        checkpoint.save(small_disk, 2, {"x": random.normal(size=100_000)}, {})
+    parts = jax.sharding.NamedSharding(jax.make_mesh((8,), ("x",)), jax.P("x"))
+    for size in (100_000, 60_000):
+        large = jax.device_put(random.normal(size=size).astype(np.float32), parts)
+        with pytest.raises(CheckpointError, match=r"step 2 could not be .*No space left on device"):
+            checkpoint.save(small_disk, 2, {"x": large}, {})
+    gc.collect()
+    assert not caplog.records  # of tasks that failed
     assert files(small_disk) == before
     assert checkpoint.latest(small_disk).step == 1
     checkpoint.save(small_disk, 2, {"x": random.normal(size=10)}, {})
 
 
-def test_a_full_disk_is_one_message_and_leaves_nothing(tmp_path, monkeypatch, caplog):
+@pytest.mark.parametrize(
+    ("leave_out", "message"),
+    [
+        (lambda state: None, r"lacks model\.0\.kernel \(5 of 5 arrays are missing\)"),
+        (
+            lambda state: {"model.0.kernel/0.0": None},
+            r"lacks 1 of the 1 parts of model\.0\.kernel",
+        ),
+        (
+            lambda state: {"model.scale/.zarray": b'{"shape": [4], "chunks": [4]}'},
+            r"lacks model\.scale of shape \[3\], and has one of \[4\]",
+        ),
+    ],
+)
+def test_what_orbax_left_out_is_noticed_before_it_counts(tmp_path, monkeypatch, leave_out, message):
+    """It merges the files of the processes that it finds, and only logs that it found none."""
+    merge = checkpoint.ocp.PyTreeCheckpointHandler.finalize
+
+    def partly(self, path):
+        if changes := leave_out(path):
+            merge(self, path)
+            base = {"driver": "file", "path": f"{path}/"}
+            store = ts.KvStore.open({"driver": "ocdbt", "base": base}).result()
+            for key, value in changes.items():
+                store.write(key, value).result()
+
+    checkpoint.save(tmp_path, 1, state(), NOTES)
+    monkeypatch.setattr(checkpoint.ocp.PyTreeCheckpointHandler, "finalize", partly)
+    with pytest.raises(CheckpointError, match=message):
+        checkpoint.save(tmp_path, 2, state(), NOTES)
+    assert [path.name for path in tmp_path.iterdir()] == ["step_00000001"]
+
+
+def test_a_full_disk_is_one_message_and_leaves_nothing(tmp_path, monkeypatch, caplog, log):
     def full(self, path, args):
         (path / "half").write_text("x")
-        logging.getLogger("absl").error("a traceback")
+        for name in ("absl", "asyncio"):
+            logging.getLogger(name).error("a traceback")
         raise ValueError('RESOURCE_EXHAUSTED: Error writing "a/0": No space left on device')
 
     checkpoint.save(tmp_path, 1, state(), NOTES)
@@ -245,7 +350,7 @@ def test_a_full_disk_is_one_message_and_leaves_nothing(tmp_path, monkeypatch, ca
     with pytest.raises(CheckpointError, match=r"step_00000002: No space left on device\. Check"):
         checkpoint.save(tmp_path, 2, state(), NOTES)
     assert [path.name for path in tmp_path.iterdir()] == ["step_00000001"]
-    assert not caplog.records and not logging.getLogger("absl").disabled
+    assert not caplog.records and not log.disabled
 
 
 def test_a_small_file_is_replaced_or_as_it_was(tmp_path, monkeypatch):
@@ -255,7 +360,7 @@ def test_a_small_file_is_replaced_or_as_it_was(tmp_path, monkeypatch):
     (tmp_path / "a.txt").write_text("old")
     monkeypatch.setattr(checkpoint.os, "fsync", full)
     with pytest.raises(CheckpointError, match=r"a\.txt cannot be written: No space left"):
-        checkpoint.write_text(tmp_path / "a.txt", "new")
+        write_text(tmp_path / "a.txt", "new")
     assert {p.name: p.read_text() for p in tmp_path.iterdir()} == {"a.txt": "old"}
 
 
@@ -302,4 +407,4 @@ def test_a_process_that_is_killed_while_saving_leaves_a_whole_one(tmp_path):
         assert found.step >= said and found.notes == {"at": found.step}
         assert back["step"] == found.step and (back["x"] == found.step).all()
         for path in checkpoint.steps(tmp_path).values():
-            checkpoint.verify(path)
+            manifest.verify(path)

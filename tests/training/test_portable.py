@@ -12,12 +12,14 @@ import pytest
 from flax import nnx
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+import collc
 from collc.errors import CheckpointError
 from collc.lowering.shards import Shard, part
 from collc.training.checkpoints import checkpoint
 from collc.training.checkpoints.flat import flattened
 from collc.training.checkpoints.portable import places, portable, record
 from collc.training.checkpoints.resize import resized
+from collc.training.consistency import Delayed
 from collc.training.kinds import AXES, Ranked
 
 WHOLE = {"w": (7, 3), "b": (), "c": (10,), "one": (1,)}
@@ -162,6 +164,35 @@ def test_numbers_keys_numpy_empties_and_modules(tmp_path):
     assert not back["empty"].committed  # as in like: free to be moved to any mesh
 
 
+def test_leaves_without_elements(tmp_path):
+    def leaves(n, key):
+        m = mesh((n,))
+        return {
+            "shard": shard(np.zeros((0, 3), np.float32), m),
+            "keys": jax.random.split(jax.random.key(key, impl="rbg"), 0),
+            "placed": put(jax.random.split(jax.random.key(key), 0), m),
+        }
+
+    checkpoint.save(tmp_path, 1, leaves(4, 0), {})
+    for n in (4, 6):
+        like = leaves(n, 1)
+        back = checkpoint.restore(checkpoint.latest(tmp_path), like)
+        same(like, back)
+        assert back["shard"].value.sharding == like["shard"].value.sharding
+        assert back["placed"].sharding == like["placed"].sharding
+
+
+def test_paths_that_look_alike_are_different_leaves(tmp_path):
+    words = ["", "_", "%5F", "__", "a.b", "a%2Eb", "A", "a", ".", "..", "x" * 300]
+    before = {word: jnp.full(2, k) for k, word in enumerate(words)}
+    before |= {"q": {"": jnp.full(2, 50), "_": jnp.full(2, 51)}}
+    checkpoint.save(tmp_path, 1, before, {})
+    same(
+        before,
+        checkpoint.restore(checkpoint.latest(tmp_path), jax.tree.map(jnp.zeros_like, before)),
+    )
+
+
 def test_abstract_keys(tmp_path):
     m = mesh((4,))
     before = put(jax.random.split(jax.random.key(7, impl="rbg"), 4), m, "gpu")
@@ -171,6 +202,38 @@ def test_abstract_keys(tmp_path):
     assert equal(back, before) and back.sharding == before.sharding
     with pytest.raises(CheckpointError, match=r"key<rbg>\[4\] there, but key<fry>\[4\] here"):
         checkpoint.restore(found, jax.random.split(jax.random.key(7), 4))
+
+
+def test_what_a_late_server_holds_comes_back_on_any_devices(tmp_path):
+    """Gradients that wait are each rank's own: their mean is what will be applied."""
+    x = np.random.default_rng(0).normal(size=(4, 24, 7)).astype(np.float32)
+    params = {"w": jnp.arange(7.0), "none": jnp.zeros((0, 3)), "one": jnp.float32(1)}
+
+    def server(n):
+        plan = collc.plan(mesh((n,)), {"gpu": "native"})
+
+        @jax.jit
+        @collc.schedule(plan, batch="x")
+        def step(state, x):
+            def loss(params):
+                return jnp.mean((x @ params["w"] + params["one"]) ** 2)
+
+            return state.push(jax.grad(loss)(state.pull()))
+
+        late = collc.server(plan, optax.adam(0.05), consistency=Delayed(1))
+        return step, late.init(params)
+
+    step, before = server(4)
+    for batch in x[:2]:
+        before = step(before, batch)
+    checkpoint.save(tmp_path, 2, before, {})
+    want = step(step(before, x[2]), x[3]).params
+    for n in (6, 1):
+        step, like = server(n)
+        back = checkpoint.restore(checkpoint.latest(tmp_path), like)
+        got = step(step(back, x[2]), x[3]).params
+        for name in params:
+            np.testing.assert_allclose(whole(got[name]), whole(want[name]), rtol=1e-5)
 
 
 # Ranked leaves -----------------------------------------------------------------------------------
@@ -228,9 +291,12 @@ def test_rank_keys_need_a_rule(tmp_path):
         Ranked(put(jax.random.split(jax.random.key(1), n), mesh((n,)), "gpu"), "gpu")
         for n in (4, 2)
     )
-    with pytest.raises(CheckpointError, match="a/x holds random keys"):
+    first = r"""resize=\{"a/x": rule\}, where "first" gives rank 0's value to all\.$"""
+    with pytest.raises(
+        CheckpointError, match=rf"a/x holds random keys\[\] .* values differ.*{first}"
+    ):
         back_on(tmp_path, x, like)
-    with pytest.raises(CheckpointError, match="random keys, which have no mean"):
+    with pytest.raises(CheckpointError, match=rf'no "mean" of them leads there.*{first}'):
         back_on(tmp_path, x, like, resize={"a/x": "mean"})
     back = back_on(tmp_path, x, like, resize={"a/x": "first"})
     assert (
@@ -242,7 +308,7 @@ def test_rank_keys_need_a_rule(tmp_path):
 @pytest.mark.parametrize(
     ("resize", "message"),
     [
-        ({"b/*": "sum"}, "'b/.' matches no leaf|matches no leaf"),
+        ({"b/*": "sum"}, r"resize names 'b/\*', but this matches no leaf\. Known: a/x\."),
         ({"w": "sum"}, "only w, which is not ranked"),
         ({"a/x": "middle"}, "no such rule"),
         ({"a/x": "sum", "a/*": "mean"}, "two rules for a/x"),
@@ -253,6 +319,41 @@ def test_bad_rules(tmp_path, resize, message):
     checkpoint.save(tmp_path, 1, state, {})
     with pytest.raises(CheckpointError, match=message):
         checkpoint.restore(checkpoint.latest(tmp_path), state, resize=resize)
+
+
+def test_a_state_that_is_one_ranked_leaf(tmp_path):
+    """Its path is empty: errors call it the state, and its pattern is "*"."""
+    counts, ones = ranked(np.arange(4), 4), ranked(np.zeros(2, int), 2)
+    checkpoint.save(tmp_path, 1, counts, {})
+    found = checkpoint.latest(tmp_path)
+    with pytest.raises(
+        CheckpointError, match=r"^the state holds int32\[\] .*resize=\{\"\*\": rule"
+    ):
+        checkpoint.restore(found, ones)
+    with pytest.raises(
+        CheckpointError, match=r"names 'a', but this matches no leaf\. Known: \*\.$"
+    ):
+        checkpoint.restore(found, ones, resize={"a": "sum"})
+    with pytest.raises(
+        CheckpointError, match=r"the state is int32\[\] on each rank there, but float"
+    ):
+        checkpoint.restore(found, ranked(np.zeros(2, np.float32), 2))
+    assert checkpoint.restore(found, ones, resize={"*": "sum"}).value.tolist() == [6, 0]
+
+
+def test_integers_do_not_wrap():
+    """Nor does an error offer the rule that it refuses."""
+    x = np.array([100, 27], np.int8)
+    assert resized("x", x, (1,), "sum").tolist() == [127]
+    for x in (np.array([100, 28], np.int8), np.array([2**63 - 1, 1]), np.array([7, 1], jnp.int4)):
+        with pytest.raises(
+            CheckpointError, match=rf"sum of x over 2 ranks is more than {x.dtype}"
+        ) as e:
+            resized("x", x, (3,), "sum")
+        assert '"first"' in str(e.value) and '"sum"' not in str(e.value)
+    with pytest.raises(CheckpointError, match='no "mean" of them leads there') as e:
+        resized("x", np.array([1, 2]), (3,), "mean")
+    assert '"sum" gives' in str(e.value) and '"mean" gives' not in str(e.value)
 
 
 def test_ranked_variables(tmp_path):
@@ -299,7 +400,7 @@ def test_another_layout_or_shape_is_refused(tmp_path):
     [
         ({"a": {"b": "text"}}, "a/b is a str: a checkpoint holds arrays and numbers"),
         ({"a": np.array([None])}, "a is a ndarray"),
-        ({"a": {"b": 1.0}, "a/b": 2.0}, "Two leaves of the state have the path a/b"),
+        ({"a": {"b": 1.0}, "a/b": 2.0}, "Two leaves of the state have the path 'a/b'"),
         ({"a": Ranked(np.ones(3))}, "nothing says which of its dimensions"),
     ],
 )

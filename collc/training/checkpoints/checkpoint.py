@@ -12,6 +12,7 @@ Of several processes, which share a file system, each calls these functions: all
 the first one does the rest, and what one of them cannot do is an error on all.
 """
 
+import gc
 import json
 import logging
 import os
@@ -25,7 +26,6 @@ from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
-from etils import epath
 
 from collc.errors import CheckpointError
 from collc.planning.agree import share
@@ -42,7 +42,8 @@ from collc.training.checkpoints.manifest import (
     verify,
 )
 from collc.training.checkpoints.portable import places, portable, rebuilt, record
-from collc.training.checkpoints.resize import rules_for
+from collc.training.checkpoints.resize import rules_for, words
+from collc.training.checkpoints.store import as_orbax_reads, lacking
 from collc.training.checkpoints.targets import target
 from collc.training.checkpoints.together import together
 
@@ -54,40 +55,53 @@ __all__ = [
     "save",
     "steps",
     "unwritable",
-    "verify",
     "write_text",
 ]
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Orbax logs a traceback for each of its threads that fails, beside the error that it raises.
+    """Orbax logs a traceback for each of its threads and tasks that fails, beside the error that it
+    raises.
 
     What it still had to write then fails later, since its event loop is closed, and says so through
-    the hook: after a failure that stays in place.
+    the hook: after a failure that stays in place. After Ctrl-C its threads go on, and the logs stay
+    silent too.
     """
-    logger, hook = logging.getLogger("absl"), sys.unraisablehook
+    loggers, hook = [logging.getLogger(name) for name in ("absl", "asyncio")], sys.unraisablehook
+    before = [logger.disabled for logger in loggers]
 
     def others(unraisable: Any) -> None:
         if str(unraisable.exc_value) != "Event loop is closed":
             hook(unraisable)
 
-    before, logger.disabled, sys.unraisablehook = logger.disabled, True, others
+    def speak() -> None:
+        for logger, disabled in zip(loggers, before, strict=True):
+            logger.disabled = disabled
+
+    for logger in loggers:
+        logger.disabled = True
+    sys.unraisablehook = others
     try:
         yield
-        sys.unraisablehook = hook
-    finally:
-        logger.disabled = before
+    except Exception:
+        gc.collect()  # a task that failed says so when it is collected
+        speak()
+        raise
+    sys.unraisablehook = hook
+    speak()
 
 
 def save(folder: Path, step: int, state: Any, notes: Mapping[str, Any], keep: int = 2) -> Path:
-    """Write `state` as the checkpoint of `step`; then delete all but the newest `keep`.
+    """Write `state` as the checkpoint of `step`; then delete others, all but the newest `keep`.
 
     `state` is a pytree of arrays and numbers, with Shard and Ranked nodes, nnx states and random
     keys. `notes` is anything that JSON can hold and that the reader wants to compare. A checkpoint
     of the same step is replaced. Raises CheckpointError, on every process, if a leaf cannot be held
     or the disk or Orbax does not take it; older checkpoints are then untouched.
     """
+    if keep < 1:
+        raise CheckpointError(f"keep={keep}: the checkpoint just written stays. Keep 1 or more.")
     target = folder / f"step_{step:08d}"
     beside = folder / f"{HIDDEN}{target.name}"
     first = jax.process_index() == 0
@@ -100,16 +114,21 @@ def save(folder: Path, step: int, state: Any, notes: Mapping[str, Any], keep: in
 
     def write() -> None:
         if arrays:
-            _handler().save(_epath(beside), args=ocp.args.PyTreeSave(arrays))
+            with as_orbax_reads(beside / STATE) as path:
+                _handler().save(path, args=ocp.args.PyTreeSave(arrays))
 
     def finish() -> None:
         if arrays:
-            _handler().finalize(_epath(beside))
+            with as_orbax_reads(beside / STATE) as path:
+                _handler().finalize(path)
+                if lacks := lacking(path, arrays):
+                    raise CheckpointError(f"what Orbax wrote lacks {lacks}")
         manifest = manifest_of(beside / STATE, step, notes, leaves)
         write_text(beside / MANIFEST, json.dumps(manifest, indent=1, allow_nan=False) + "\n")
         _replace(beside, target)
-        for _, old in list(steps(folder).items())[:-keep]:
-            _discard(old)
+        for old in list(steps(folder).values())[:-keep]:
+            if old != target:
+                _discard(old)
 
     def failed(why: str) -> str:
         return (
@@ -124,9 +143,11 @@ def save(folder: Path, step: int, state: Any, notes: Mapping[str, Any], keep: in
             together(f"begin checkpoint {step}", begin if first else _nothing, failed)
             together(f"write checkpoint {step}", write, failed)
             together(f"finish checkpoint {step}", finish if first else _nothing, failed)
-    finally:
+    except Exception:
+        # After Ctrl-C threads of Orbax still write there: the next save clears it.
         if first:
-            shutil.rmtree(beside, ignore_errors=True)  # nothing is there unless it was cut off
+            shutil.rmtree(beside, ignore_errors=True)
+        raise
     return target
 
 
@@ -136,11 +157,7 @@ def _nothing() -> None:
 
 def _handler() -> ocp.PyTreeCheckpointHandler:
     # Not a Checkpointer: where one process fails, the others would wait at its barriers.
-    return ocp.PyTreeCheckpointHandler()
-
-
-def _epath(folder: Path) -> epath.Path:
-    return epath.Path((folder / STATE).absolute())
+    return ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=False)
 
 
 def _hide(path: Path) -> Path:
@@ -219,7 +236,7 @@ def _restored(checkpoint: Checkpoint, like: Any, resize: Mapping[str, str]) -> A
         old, new = there.get(path), here.get(path)
         if old is None or new is None or not new.fits(old):
             raise CheckpointError(
-                f"{checkpoint.folder} holds another state: {path} is "
+                f"{checkpoint.folder} holds another state: {words(path)} is "
                 f"{old.text if old else 'missing'} there, but {new.text if new else 'missing'} here. "
                 "Nothing was changed. Use the model and optimizer of that run, or start a fresh "
                 "run in another folder."
@@ -233,8 +250,8 @@ def _restored(checkpoint: Checkpoint, like: Any, resize: Mapping[str, str]) -> A
     if asked:
         args = ocp.args.PyTreeRestore(item=dict.fromkeys(asked, 0), restore_args=asked)
         try:
-            with _quiet():
-                arrays = _handler().restore(_epath(checkpoint.folder), args=args)
+            with _quiet(), as_orbax_reads(checkpoint.folder / STATE) as path:
+                arrays = _handler().restore(path, args=args)
         except Exception as error:  # Orbax raises whatever its backends do
             raise damaged(checkpoint.folder, f"Orbax cannot read its state ({error})") from error
     made = {p.path: targets[p.path].finish(arrays.get(p.name)) for p in leaves}

@@ -25,10 +25,15 @@ def layers_of(shard: Shard) -> tuple[int, ...]:
     return shape[len(shard.axes) : len(shape) - max(1, len(shard.shape))]
 
 
+def ranks_of_shard(shard: Shard) -> int:
+    """How many ranks a shard lies over, whether or not each holds a part. Outside a step."""
+    return math.prod(shard.value.shape[: len(shard.axes)])
+
+
 def flat_shape(shard: Shard) -> tuple[int, ...]:
     """[layers..., ranks * k]"""
-    shape, layers, axes = tuple(shard.value.shape), layers_of(shard), len(shard.axes)
-    return (*layers, math.prod(shape[:axes]) * shape[axes + len(layers)])
+    layers = layers_of(shard)
+    return (*layers, ranks_of_shard(shard) * shard.value.shape[len(shard.axes) + len(layers)])
 
 
 def flat_sharding(shard: Shard) -> NamedSharding | None:
@@ -62,12 +67,8 @@ def flattened(path: str, shard: Shard) -> Any:
             f"{path} is a shard over {' and '.join(shard.axes)}, but lies on its devices as "
             f"{value.sharding}. Place it by {PartitionSpec(*shard.axes)}."
         )
-    rows = np.asarray(value).reshape(-1, *layers, flat_shape(shard)[-1] // _ranks(shard))
+    rows = np.asarray(value).reshape(-1, *layers, flat_shape(shard)[-1] // ranks_of_shard(shard))
     return np.moveaxis(rows, 0, -2).reshape(flat_shape(shard))
-
-
-def _ranks(shard: Shard) -> int:
-    return math.prod(shard.value.shape[: len(shard.axes)])
 
 
 def unflattened(row: Any, like: Shard, clean: bool) -> Shard:
@@ -82,9 +83,9 @@ def unflattened(row: Any, like: Shard, clean: bool) -> Shard:
             row, short = row[..., :size], np.zeros(wanted, row.dtype)
             short[..., :size] = row
             row = short
-        rows = np.moveaxis(row.reshape(*layers, _ranks(like), -1), -2, 0)
+        rows = np.moveaxis(row.reshape(*layers, ranks_of_shard(like), -1), -2, 0)
         return replace(like, value=np.ascontiguousarray(rows.reshape(shape)))
-    k = wanted[-1] // _ranks(like)
+    k = wanted[-1] // ranks_of_shard(like)
     one = (*(1,) * len(like.axes), *shape[len(like.axes) :])
     parts = []
     for part in row.addressable_shards:

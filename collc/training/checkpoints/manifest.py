@@ -1,5 +1,6 @@
 """The manifest of a checkpoint: what is in it, and the digests that tell whether it is whole."""
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -43,18 +44,27 @@ def steps(folder: Path) -> dict[int, Path]:
 def manifest_of(
     state: Path, step: int, notes: Mapping[str, Any], leaves: Mapping[str, Record]
 ) -> dict[str, Any]:
-    """The manifest of a checkpoint whose arrays lie below `state`."""
+    """The manifest of a checkpoint whose arrays lie below `state`. Raises ValueError or TypeError if
+    the notes are not JSON.
+    """
     files = {
         name: {"bytes": path.stat().st_size, "sha256": digest(path)}
         for name, path in files_in(state).items()
     }
-    return {
+    content = {
         "format": FORMAT,
         "step": step,
         "notes": dict(notes),
         "leaves": {path: asdict(record) for path, record in leaves.items()},
         "files": files,
     }
+    plain = json.loads(json.dumps(content, allow_nan=False))  # as it will be read: keys are strings
+    return {**plain, "sha256": _digest(plain)}
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    """Of all that a manifest says, however it is laid out."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def damaged(path: Path, found: str) -> CheckpointError:
@@ -87,6 +97,8 @@ def read(path: Path) -> tuple[Checkpoint, dict[str, tuple[int, str]]]:
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         found = manifest.get("format") if isinstance(manifest, dict) else type(manifest).__name__
         raise damaged(path, f"its {MANIFEST} has the format {found!r}, not {FORMAT!r}")
+    if manifest.pop("sha256", None) != _digest(manifest):
+        raise damaged(path, f"the content of its {MANIFEST} has changed since it was written")
     try:
         step, notes = int(manifest["step"]), dict(manifest["notes"])
         leaves = {place: _record(entry) for place, entry in dict(manifest["leaves"]).items()}

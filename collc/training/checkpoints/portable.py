@@ -20,8 +20,8 @@ from jax.sharding import NamedSharding
 from collc.errors import CheckpointError
 from collc.lowering.operands import names_in
 from collc.lowering.shards import Shard, is_shard
-from collc.training.checkpoints.flat import flat_shape, flattened, layers_of
-from collc.training.checkpoints.resize import splits
+from collc.training.checkpoints.flat import flat_shape, flattened, layers_of, ranks_of_shard
+from collc.training.checkpoints.resize import splits, words
 from collc.training.kinds import Ranked, rank_axes
 from collc.training.paths import is_wrapped
 
@@ -47,8 +47,10 @@ class Record:
     def text(self) -> str:
         """As errors say it: ``float32[7, 3] in shards``."""
         ends = {"shard": " in shards", "ranked": " on each rank"}
-        if self.kind in ("number", "nothing"):
-            return f"{'a Python' if self.kind == 'number' else 'an empty'} {self.dtype}"
+        if self.kind == "nothing":
+            return f"{self.dtype} without values"
+        if self.kind == "number":
+            return f"a Python {self.dtype}"
         return f"{self.dtype}{list(self.shape)}{ends.get(self.kind, '')}"
 
     @property
@@ -80,8 +82,10 @@ class Place:
 
     @property
     def name(self) -> str:
-        """The path as a name for Orbax and file systems: ``blocks.0.kernel``."""
-        return quote(self.path, safe="/").replace(".", "%2E").replace("/", ".") or "_"
+        """The path as a name for Orbax, each of its own: ``blocks.0.kernel``, ``_`` for the root's."""
+        if self.path in ("", "_"):
+            return "%5F" if self.path else "_"
+        return quote(self.path, safe="/").replace(".", "%2E").replace("/", ".")
 
 
 def places(tree: Any) -> list[Place]:
@@ -91,7 +95,7 @@ def places(tree: Any) -> list[Place]:
     for place in found:
         if place.path in seen:
             raise CheckpointError(
-                f"Two leaves of the state have the path {place.path}. Rename one of them: a "
+                f"Two leaves of the state have the path {place.path!r}. Rename one of them: a "
                 "checkpoint finds them by their paths."
             )
         seen.add(place.path)
@@ -128,14 +132,14 @@ def is_key(x: Any) -> bool:
 
 def record(place: Place) -> Record:
     """The record of a leaf. Raises CheckpointError for what is no array and no number."""
-    path, x = place.path, place.node
+    path, x = words(place.path), place.node
     if place.empty:
         return Record("nothing", x)
     if isinstance(x, Shard):
         value = x.value
         shape = (*layers_of(x), *x.shape)
-        ranks = math.prod(value.shape[: len(x.axes)])
-        return Record("shard", str(value.dtype), shape, (ranks, flat_shape(x)[-1]))
+        lay = (ranks_of_shard(x), flat_shape(x)[-1])
+        return Record("shard", str(value.dtype), shape, lay)
     if type(x) in NUMBERS:
         return Record("number", type(x).__name__, value=repr(x))
     arrays = (jax.Array, jax.ShapeDtypeStruct, np.ndarray, np.generic)
@@ -177,7 +181,7 @@ def portable(tree: Any) -> tuple[dict[str, Any], dict[str, Record]]:
 def _array(place: Place) -> Any:
     x = place.node
     if isinstance(x, Shard):
-        x = flattened(place.path, x)
+        x = flattened(words(place.path), x)
     elif is_key(x):
         x = jax.random.key_data(x)
     # Of several processes' own arrays of the same name Orbax takes the first one's, as numpy only.

@@ -3,17 +3,23 @@
 from collections.abc import Mapping
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from collc.errors import CheckpointError, nearest
 from collc.training.paths import matches
 
-RULES = ("first", "sum", "mean", "split")
-REMEDY = (
-    'Say what becomes of it: resize={{"{path}": rule}}, where "first" gives rank 0\'s value to all, '
-    '"sum" the sum to rank 0 and zeros to the others, "mean" the mean to all, and "split" joins the '
-    "values in rank order and cuts them anew."
-)
+DOES = {
+    "first": "gives rank 0's value to all",
+    "sum": "gives the sum to rank 0 and zeros to the others",
+    "mean": "gives the mean to all",
+    "split": "joins the values in rank order and cuts them anew",
+}
+
+
+def words(path: str) -> str:
+    """A path as errors say it: that of a state that is one leaf is empty."""
+    return path or "the state"
 
 
 def rules_for(resize: Mapping[str, str], ranked: list[str], every: list[str]) -> dict[str, str]:
@@ -24,22 +30,24 @@ def rules_for(resize: Mapping[str, str], ranked: list[str], every: list[str]) ->
     """
     found: dict[str, tuple[str, str]] = {}
     for pattern, rule in resize.items():
-        if rule not in RULES:
+        if rule not in DOES:
             raise CheckpointError(
-                f"resize={{{pattern!r}: {rule!r}}}: there is no such rule. {nearest(str(rule), RULES)}"
+                f"resize={{{pattern!r}: {rule!r}}}: there is no such rule. {nearest(str(rule), DOES)}"
             )
         named = [path for path in ranked if matches(pattern, path)]
         if not named:
             others = [path for path in every if matches(pattern, path)]
-            what = f"only {others[0]}, which is not ranked" if others else "no leaf"
+            what = f"only {words(others[0])}, which is not ranked" if others else "no leaf"
+            known = nearest(pattern, [_pattern(path) for path in ranked])
             raise CheckpointError(
-                f"resize names {pattern!r}, but this matches {what}. {nearest(pattern, ranked)}"
+                f"resize names {pattern!r}, but this matches {what}. "
+                f"{known if ranked else 'Drop it: no leaf of the state is ranked.'}"
             )
         for path in named:
             before, other = found.setdefault(path, (pattern, rule))
             if other != rule:
                 raise CheckpointError(
-                    f"resize has two rules for {path}: {before!r} says {other}, {pattern!r} says "
+                    f"resize has two rules for {words(path)}: {before!r} says {other}, {pattern!r} says "
                     f"{rule}. Drop one of them."
                 )
     return {path: rule for path, (_, rule) in found.items()}
@@ -64,29 +72,63 @@ def resized(
     """
     if x.shape == shape:
         return x
-    if rule is None:
-        rule = _fitting(x, shape, is_key)
-    if rule == "split" and splits(x.shape, shape):
-        return x.reshape(shape)
-    name = "random keys" if is_key else str(x.dtype)
-    if rule is None or rule == "split" or x.shape[1:] != shape[1:]:
-        why = "their values differ" if rule is None else f"{rule} does not lead there"
+    what = "random keys" if is_key else str(x.dtype)
+    possible = _possible(x, shape, is_key)
+    asked, rule = rule, rule or _fitting(x, shape, is_key)
+    if rule not in possible:
+        why = f'no "{asked}" of them leads there' if asked else "their values differ"
+        old, new = (list(s[1:-1] if is_key else s[1:]) for s in (x.shape, shape))  # keys have words
         raise CheckpointError(
-            f"{path} holds {name}{list(x.shape[1:])} of each of {x.shape[0]} ranks; here it is "
-            f"{list(shape[1:])} of each of {shape[0]}, and {why}. {REMEDY.format(path=path)}"
+            f"{words(path)} holds {what}{old} of each of {x.shape[0]} ranks; here it is {new} of each "
+            f"of {shape[0]}, and {why}. {_remedy(path, possible)}"
         )
+    if rule == "split":
+        return x.reshape(shape)
     if rule == "first":
         return np.broadcast_to(x[0], shape)
-    if is_key or x.dtype == bool or (rule == "mean" and not _is_float(x)):
-        raise CheckpointError(
-            f"{path} holds {name}, which have no {rule}. {REMEDY.format(path=path)}"
-        )
-    wide = np.result_type(x.dtype, np.float64) if _is_float(x) else x.dtype  # bfloat16 adds badly
+    wide = np.result_type(x.dtype, np.float64) if _is_float(x) else object  # bfloat16 adds badly
     if rule == "mean":
         return np.broadcast_to(x.mean(0, dtype=wide).astype(x.dtype), shape)
-    total = np.zeros(shape, x.dtype)
-    total[0] = x.sum(0, dtype=wide).astype(x.dtype)
+    total, exact = np.zeros(shape, x.dtype), np.asarray(x.astype(wide).sum(0), wide)
+    if not _is_float(x) and not _fits(exact, x.dtype):
+        others = {other: does for other, does in possible.items() if other != "sum"}
+        raise CheckpointError(
+            f"The sum of {words(path)} over {x.shape[0]} ranks is more than {what} can hold. "
+            f"{_remedy(path, others)}"
+        )
+    total[0] = exact.astype(x.dtype)
     return total
+
+
+def _fits(exact: np.ndarray, dtype: Any) -> bool:
+    """Whether Python integers are numbers of an integer type."""
+    info = jnp.iinfo(dtype)
+    return all(info.min <= n <= info.max for n in exact.ravel())
+
+
+def _possible(x: np.ndarray, shape: tuple[int, ...], is_key: bool) -> dict[str, str]:
+    """The rules that lead to ``shape``, and what each does."""
+    adds = x.shape[1:] == shape[1:] and not is_key and x.dtype != bool
+    leads = {
+        "first": x.shape[1:] == shape[1:],
+        "sum": adds,
+        "mean": adds and _is_float(x),
+        "split": splits(x.shape, shape),
+    }
+    return {rule: does for rule, does in DOES.items() if leads[rule]}
+
+
+def _remedy(path: str, possible: Mapping[str, str]) -> str:
+    says = [f'"{rule}" {does}' for rule, does in possible.items()]
+    return (
+        f'Say what becomes of it: resize={{"{_pattern(path)}": rule}}, where '
+        f"{', '.join(says[:-1])}{' and ' if says[1:] else ''}{says[-1]}."
+    )
+
+
+def _pattern(path: str) -> str:
+    """The pattern of a leaf; the root of a state has no name."""
+    return path or "*"
 
 
 def _fitting(x: np.ndarray, shape: tuple[int, ...], is_key: bool) -> str | None:

@@ -32,7 +32,7 @@ def target(place: Place, saved: Record, rule: str | None) -> Target:
     if here.kind == "number":
         return Target(None, lambda _: _number(saved))
     if not saved.stored:
-        return Target(None, lambda _: _put(np.zeros(like.shape, like.dtype), like))
+        return Target(None, lambda _: _empty(like))
     if isinstance(like, Shard):
         clean, sharding = saved.lay != here.lay, flat_sharding(like)
         if sharding is not None and _reaches(like.value):
@@ -47,7 +47,7 @@ def target(place: Place, saved: Record, rule: str | None) -> Target:
     if sharding is None or not _reaches(like):
         return Target(_numpy(), lambda x: _put(x, like))
     if is_key(like):
-        data = jax.eval_shape(jax.random.key_data, like)
+        data = _key_data(like)
         return Target(_asked(data.shape, data.dtype, sharding), lambda x: _keys(x, like))
     return Target(_asked(like.shape, like.dtype, sharding), lambda x: x)
 
@@ -100,6 +100,19 @@ def _put(x: np.ndarray, like: Any) -> Any:
 
 def _placed(shard: Shard, like: Shard) -> Shard:
     return replace(shard, value=_put(shard.value, like.value))
+
+
+def _empty(like: Any) -> Any:
+    """A leaf without elements; a shard of it is padding only."""
+    if isinstance(like, Shard):
+        row = np.zeros(flat_shape(like), like.value.dtype)
+        return _placed(unflattened(row, like, clean=False), like)
+    data = _key_data(like) if is_key(like) else like
+    return _put(np.zeros(data.shape, data.dtype), like)
+
+
+def _key_data(like: Any) -> Any:
+    return jax.eval_shape(jax.random.key_data, like)
 
 
 def _resized(
