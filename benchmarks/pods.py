@@ -60,7 +60,7 @@ def measure(way: Way, options: argparse.Namespace) -> dict[str, Any]:
     import collc
     from collc.receipts.pods.flags import untuned
     from collc.receipts.reading import receipt
-    from collc.training.abstract import abstract_step
+    from collc.training.lm.abstract import abstract_step
 
     seconds: dict[str, float] = {}
     before = processor()
@@ -108,7 +108,7 @@ def parameters(name: str) -> int:
     import jax
 
     from collc.models import transformer
-    from collc.training.abstract import abstract_step
+    from collc.training.lm.abstract import abstract_step
 
     mesh = jax.make_mesh((1,), ("gpu",))
     return transformer.parameters(abstract_step(name, mesh)[1][0])

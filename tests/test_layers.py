@@ -39,6 +39,11 @@ PLUG_INS = {
     ("collc.language.library", "collc.schedules"),
     ("collc.language.library", "collc.analysis.passes"),
 }
+# Within a layer: the run behind `collc train` is one user of the loop that everyone has.
+BELOW = {
+    "collc.training.fitting": ("collc.training.lm",),
+    "collc.training.checkpoints": ("collc.training.lm", "collc.training.fitting"),
+}
 NO_JAX = ["collc.errors", "collc.language", "collc.schedules", "collc.analysis", "collc.machine"]
 JAX_FAMILY = {"jax", "jaxlib", "flax", "optax", "orbax", "chex"}
 IMPORTERS = ("importlib.import_module", "import_module", "__import__")
@@ -105,6 +110,9 @@ def violations(module: str, source: str, is_package: bool = False) -> list[str]:
             wrong.append(f"{module}:{line} imports {name}: write collc.{name}")
         elif top in JAX_FAMILY and mine in NO_JAX:
             wrong.append(f"{module}:{line} imports {name}, and {mine} must not load jax")
+        for package, above in BELOW.items():
+            if module.startswith(package) and name.startswith(above):
+                wrong.append(f"{module}:{line} imports {name}, which is above {package}")
     return wrong
 
 
@@ -142,6 +150,9 @@ def test_imports_go_down_only():
         ("collc.models.lm", "from collc.language import add"),
         ("collc.planning.plan", "import schedules.ring"),
         ("collc.errors", "from collc.language import ir"),
+        ("collc.training.fitting.shares", "from collc.training.lm import report"),
+        ("collc.training.checkpoints.files", "def late():\n    import collc.training.lm.folder"),
+        ("collc.training.checkpoints.files", "from collc.training.fitting.outputs import LOCK"),
     ],
 )  # fmt: skip
 def test_a_planted_violation_is_noticed(module, source):

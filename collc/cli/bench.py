@@ -195,12 +195,12 @@ def bench(
         import jax
 
         from collc.bench.sweep import prepare
-        from collc.training.lm.config import make_mesh
+        from collc.planning.meshes import mesh_of
 
         if DTYPES[dtype] == 8:
             jax.config.update("jax_enable_x64", True)
         sweep = prepare(
-            make_mesh(show_mesh(shape)),
+            mesh_of(show_mesh(shape)),
             schedules,
             sizes,
             dtype=dtype,

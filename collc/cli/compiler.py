@@ -21,7 +21,7 @@ from collc.receipts import pods
 from collc.receipts.pods import flags
 from collc.receipts.reading import receipt, timed, unwrapped
 from collc.receipts.receipt import Receipt
-from collc.training.abstract import abstract_step
+from collc.training.lm.abstract import abstract_step
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ class Request:
     def check(self) -> None:
         """Raises DataError for an option that would have no effect, StepError for what is no step."""
         if self.model:
-            from collc.training.abstract import FAMILIES
+            from collc.training.lm.abstract import FAMILIES
 
             family, _, name = self.step.rpartition(":")
             if family not in FAMILIES:

@@ -239,8 +239,8 @@ def _measured(
         choose_platform(None)
         devices_for(sizes)
         from collc.bench.memory import fits
+        from collc.planning.meshes import mesh_of
         from collc.receipts.measured import measure
-        from collc.training.lm.config import make_mesh
 
         count = math.prod(sizes.values())
         if os.environ["JAX_PLATFORMS"].split(",")[0] == "cpu" and count > _MOST_VIRTUAL:
@@ -248,7 +248,7 @@ def _measured(
                 f"--measured run: {count} virtual devices, threads of this process, would wait for each "
                 f"other for minutes. Take at most {_MOST_VIRTUAL}, as in --mesh host=2,gpu=8."
             )
-        devices = make_mesh(show_mesh(sizes))
+        devices = mesh_of(show_mesh(sizes))
         fits(devices, size, inputs=1, check=False)
         found = measure(schedule, devices, size)
         spans, caveat = found.spans, found.caveat

@@ -9,7 +9,8 @@ They run inside ``jax.shard_map``, on any pytree. The schedule may be
 Shapes, dtypes and the order of chunks are those of the lax namesake, and so are derivatives.
 ``accumulate``: the floating-point dtype in which sums of narrower leaves are kept; they still travel
 as they are. ``wire``: the dtype in which wider floating-point leaves travel. Other leaves, integers
-too, are summed and sent in their own dtype; XLA's own collectives send what they sum.
+too, are summed and sent in their own dtype; XLA's own collectives send what they sum. What is both
+is narrow on the way alone: each rank rounds a sum when it sends it on.
 
 Raises MeshError for axes that are not manual here, DataError for shapes and dtypes that cannot
 work, ScheduleError or ProofError for the schedule.
@@ -38,7 +39,7 @@ from collc.lowering import context, operands
 from collc.lowering.lower import frame, linear
 from collc.lowering.primitive import bind
 from collc.lowering.shards import is_shard
-from collc.lowering.wire import Cast, Plain, Wire
+from collc.lowering.wire import Cast, Plain, Widened, Wire
 
 On = Any  # None, an axis name, a tuple of them, a schedule or its text, or a plan
 
@@ -146,7 +147,8 @@ def all_gather(
     ``to="invarying"`` types the result as the same on all ranks, which the certificate has proved.
 
     Of ``collc.Shard`` nodes the leaves that they are parts of, whole; their gradients come back as
-    means over the ranks, reduce-scattered by the same plan. There the other options have no meaning.
+    means over the ranks, reduce-scattered by the same plan, in at least float32. All leaves have to be
+    shards then, and the other options have no meaning.
     """
     if any(map(is_shard, jax.tree.leaves(x, is_leaf=is_shard))):
         if axis or tiled or to != "varying":
@@ -156,7 +158,7 @@ def all_gather(
             )
         from collc.lowering import parts  # built on this module
 
-        return parts.gathered(x, schedule)
+        return parts.gather_tree(x, schedule)
     if to not in ("varying", "invarying"):
         raise DataError(f"all_gather: to is 'varying' or 'invarying', not {to!r}")
     leaves, tree = jax.tree.flatten(x)
@@ -175,6 +177,16 @@ def all_gather(
         )
 
     return jax.tree.unflatten(tree, [back(*each) for each in zip(values, done, at, strict=True)])
+
+
+def stacked(xs: Sequence[jax.Array], schedule: On, sums: str) -> list[jax.Array]:
+    """Every rank's values in a new dimension 0, as ``all_gather``.
+
+    ``sums``: the dtype in which cotangents of narrower values are summed, and travel.
+    """
+    use = use_of("all_gather", "all_gather", schedule, drop=False, size=_bytes(xs))
+    done = _exchange(use.widened(sums), [x[None] for x in xs], 1, use.n)
+    return [y.reshape(use.n, *x.shape) for x, y in zip(xs, done, strict=True)]
 
 
 def all_to_all(
@@ -225,6 +237,10 @@ class Use:
     def sum(self) -> "Use":
         """The same, but that it sums."""
         return Use(self.certificate, "sum", self.accumulate, self.wire, self.drop)
+
+    def widened(self, dtype: str) -> "Use":
+        """The same, whose transpose keeps and sends sums of narrower values in ``dtype``."""
+        return Use(self.certificate, self.op, self.accumulate, Widened(dtype=dtype), self.drop)
 
     def run(self, xs: list[jax.Array], shards: Sequence[int | None] = ()) -> list[jax.Array]:
         """Binds the primitive; ``shards`` as it takes them."""
@@ -317,7 +333,7 @@ def use_of(
             "collectives send values as they are. Drop it, or take a schedule of collc's."
         )
     dtype = None if accumulate is None else floating(name, "accumulate", accumulate)
-    return Use(certificate, op, dtype, _format(name, wire), drop and not inconsistent)
+    return Use(certificate, op, dtype, wire_format(name, wire), drop and not inconsistent)
 
 
 def floating(name: str, what: str, dtype: Any) -> str:
@@ -333,8 +349,11 @@ def floating(name: str, what: str, dtype: Any) -> str:
     return found.name
 
 
-def _format(name: str, wire: Any) -> Wire:
-    """What travels: a format, a dtype, or the value itself, whatever the sums are kept in."""
+def wire_format(name: str, wire: Any) -> Wire:
+    """What travels: a format, a dtype, or the value itself, whatever the sums are kept in.
+
+    Raises DataError for what is none of these.
+    """
     if wire is None:
         return Plain()
     if hasattr(wire, "pack") and hasattr(wire, "unpack"):
@@ -365,20 +384,20 @@ def _resolve(name: str, kind: str, on: On, size: int | None) -> Schedule:
         raise PlanError(
             f"collc.{name}: no plan here. "
             + (
-                _taken_as_axis(kind, on)
+                taken_as_axis(kind, on)
                 or "Decorate the step with @collc.schedule(plan, ...), or pass a schedule or a plan."
             )
         )
     try:
         return plan.schedule(kind, None if axes is None else tuple(axes), size=size)
     except PlanError as e:
-        taken = _taken_as_axis(kind, on)
+        taken = taken_as_axis(kind, on)
         if not taken or on in jax.sharding.get_abstract_mesh().axis_names:
             raise
         raise PlanError(f"collc.{name}: {e} {taken}") from None
 
 
-def _taken_as_axis(kind: str, on: On) -> str:
+def taken_as_axis(kind: str, on: On) -> str:
     """What to say where the name of a schedule module stands for an axis; "" for other names."""
     if not isinstance(on, str) or on not in modules():
         return ""
@@ -487,7 +506,7 @@ def _whole(
     if specs is not None and not auto:
         raise DataError("specs= has no effect here: no axis of the mesh is automatic. Drop it.")
     each = [None] * len(values) if specs is None else specs
-    shards = [operands.shards(v, spec, auto) for v, spec in zip(values, each, strict=True)]
+    shards = [operands.shard_count(v, spec, auto) for v, spec in zip(values, each, strict=True)]
     if use.native:
         done = use.run([v.reshape(1) if v.ndim == 0 else v for v in values], shards)
         return [y.reshape(v.shape) for v, y in zip(values, done, strict=True)]

@@ -82,7 +82,7 @@ def sharded_dims(
     return counts
 
 
-def shards(x: jax.Array, spec: PartitionSpec | None, auto: dict[str, int]) -> int | None:
+def shard_count(x: jax.Array, spec: PartitionSpec | None, auto: dict[str, int]) -> int | None:
     """Over how many devices automatic axes shard a value; None where unknown. Raises DataError."""
     counts = sharded_dims(x, spec, auto)
     return None if counts is None else math.prod(counts)

@@ -21,10 +21,10 @@ from jax.interpreters import ad, batching, mlir
 from collc.analysis.certificate import Certificate, certify
 from collc.errors import MeshError, ProofError, ScheduleError
 from collc.language.expand import permutation
-from collc.language.states import KINDS, REPLICA, ROOT
+from collc.language.states import KINDS, PARTIAL, REPLICA, ROOT
 from collc.lowering.lower import frame, lower
 from collc.lowering.ranks import rank_in
-from collc.lowering.wire import Cast, Plain, Wire
+from collc.lowering.wire import Cast, Plain, Widened, Wire
 
 OURS = "collc_collective"
 collective_p = Primitive(OURS)
@@ -121,14 +121,18 @@ def _abstract(*xs: Any, proved: Proved, kind: str, axes: Any, drop: bool, **_: A
     return outs
 
 
-def carried(dtype: Any, wire: Wire, accumulate: str | None) -> tuple[Any, Wire]:
-    """The dtype in which sums of an operand are kept, and the format in which it travels."""
-    wider = (
+def is_narrower(dtype: Any, accumulate: str | None) -> bool:
+    """Whether sums of a dtype are kept in a wider one."""
+    return (
         accumulate is not None
         and jnp.issubdtype(dtype, jnp.floating)
-        and jnp.dtype(accumulate).itemsize > dtype.itemsize
+        and jnp.dtype(dtype).itemsize < jnp.dtype(accumulate).itemsize
     )
-    if not wider:
+
+
+def carried(dtype: Any, wire: Wire, accumulate: str | None) -> tuple[Any, Wire]:
+    """The dtype in which sums of an operand are kept, and the format in which it travels."""
+    if not is_narrower(dtype, accumulate):
         return dtype, wire
     # Sums that are kept wider travel as narrow as they came.
     return jnp.dtype(accumulate), Cast(dtype.name) if wire == Plain() else wire
@@ -189,6 +193,9 @@ def _transpose(cts: Sequence[Any], *xs: Any, **params: Any) -> list[Any]:
         outs = [_from_replica(kind.name, ct, params) for ct in here]
     else:
         dual = certify(params["schedule"].reversed(), params["proved"].sizes)
+        if isinstance(wire := params["wire"], Widened):
+            sums = KINDS[kind.dual].before == PARTIAL
+            params = {**params, "accumulate": wire.dtype if sums else None}
         outs = collective_p.bind(
             *here,
             **{

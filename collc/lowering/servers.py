@@ -26,23 +26,22 @@ def push(
     k: int,
     op: str = "mean",
     accumulate: Any = None,
-    wire: Any = None,
 ) -> list[jax.Array]:
     """The mean, or with ``op="sum"`` the sum, over all ranks of row c of [k, ...], at rank c.
 
-    [k, m, ...] -> [m, ...], zeros at ranks >= k. ``accumulate``, ``wire``: as for ``collc.psum``.
+    [k, m, ...] -> [m, ...], zeros at ranks >= k. ``accumulate``: as for ``collc.psum``.
     Raises DataError for other leaves, a mean of integers and another operation; ScheduleError where
     k is more than the ranks; MeshError for axes that are not manual here.
     """
     if op not in ("mean", "sum"):
-        raise DataError(f"collc.push: op is 'mean' or 'sum', not {op!r}")
+        raise DataError(f"servers.push: op is 'mean' or 'sum', not {op!r}")
     for x in xs:
         if x.ndim == 0 or x.shape[0] != k:
-            raise DataError(f"collc.push: a value of shape {x.shape} has to have {k} rows")
+            raise DataError(f"servers.push: a value of shape {x.shape} has to have {k} rows")
         if op == "mean" and not jnp.issubdtype(x.dtype, jnp.inexact):
-            raise DataError(f"collc.push: the mean of {x.dtype} is no {x.dtype}. Say op='sum'.")
+            raise DataError(f"servers.push: the mean of {x.dtype} is no {x.dtype}. Say op='sum'.")
     schedule = servers.push(k) @ tuple(axes)
-    use = use_of("push", "reduce", schedule, accumulate, wire, op=op)
+    use = use_of("push", "reduce", schedule, accumulate, op=op)
     rank = _rank(use, axes)
     done = operands.flat([x.reshape(k, -1) for x in xs], use.run, k, k)
 

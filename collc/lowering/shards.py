@@ -16,10 +16,12 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from collc.errors import DataError
 from collc.lowering.ranks import rank_in
 
 # An identity whose cotangent is divided: a reduce-scatter of cotangents is a sum, and with it a mean.
 divided_p = Primitive("collc_divided_cotangent")
+UNPADDED = "collc_unpadded"  # what jaxprs call it
 
 
 @partial(
@@ -44,8 +46,22 @@ class Shard:
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """The stacked dimension, () where there is none. Of what a step sees."""
-        return tuple(self.value.shape[: self.value.ndim - max(1, len(self.shape))])
+        """The stacked dimension, () where there is none. Of what a step sees.
+
+        Raises DataError for a part that a loop has taken apart.
+        """
+        front = self.value.ndim - max(1, len(self.shape))
+        if front < 0:
+            raise DataError(
+                f"a collc.Shard of {list(self.shape)} holds {list(self.value.shape)}, which is no part "
+                "of it: a loop went over the part. If the loop is over the parameter's dimension 0, "
+                "name the parameter in collc.server(..., stacked=...), so that it is not cut."
+            )
+        return tuple(self.value.shape[:front])
+
+    def parts(self, sizes: Mapping[str, int]) -> int:
+        """How many parts the leaf is cut in, on axes of these sizes."""
+        return self.servers or math.prod(sizes[a] for a in self.axes)
 
 
 def is_shard(x: Any) -> bool:
@@ -64,24 +80,28 @@ def part(shape: Sequence[int], parts: int) -> int:
 
 def own(x: jax.Array, shard: Shard, sizes: Mapping[str, int]) -> Shard:
     """This rank's part of a whole leaf [layers..., shape...], as ``shard`` is cut. Inside a step."""
-    n = math.prod(sizes[a] for a in shard.axes)
-    parts = shard.servers or n
+    parts = shard.parts(sizes)
     rank = rank_in(shard.axes, sizes)
     cut = rows(x, shard.shape, parts)
     mine = jax.lax.dynamic_index_in_dim(cut, rank, axis=-2, keepdims=False)  # clamps
-    if parts < n:
+    if shard.servers:
         mine = jnp.where(rank < parts, mine, 0)
     return replace(shard, value=with_ones(mine, shard.shape))
 
 
 def unpadded(shard: Shard, sizes: Mapping[str, int]) -> Shard:
-    """The shard with zeros in its padding. Inside a step."""
-    parts = shard.servers or math.prod(sizes[a] for a in shard.axes)
-    size, k = math.prod(shard.shape), part(shard.shape, parts)
-    if size == parts * k:
+    """The shard with zeros in its padding, and on ranks that do not serve. Inside a step."""
+    size, k = math.prod(shard.shape), part(shard.shape, shard.parts(sizes))
+    if size == math.prod(sizes[a] for a in shard.axes) * k:
         return shard
-    at = rank_in(shard.axes, sizes) * k + jnp.arange(k).reshape(k, *(1,) * (len(shard.shape) - 1))
-    return replace(shard, value=jnp.where(at < size, shard.value, 0))
+
+    def collc_unpadded(value: jax.Array) -> jax.Array:
+        start, ones = rank_in(shard.axes, sizes) * k, (1,) * (len(shard.shape) - 1)
+        at = start + jnp.arange(k).reshape(k, *ones)
+        return jnp.where(at < size, value, jnp.zeros_like(value))
+
+    # In a function of this name, so that who follows shards through an optimizer knows it.
+    return replace(shard, value=jax.jit(collc_unpadded)(shard.value))
 
 
 def rows(x: jax.Array, shape: Sequence[int], parts: int) -> jax.Array:

@@ -36,6 +36,16 @@ class Plain:
 
 
 @dataclass(frozen=True)
+class Widened(Plain):
+    """The value itself; what its transpose sums is kept in ``dtype``, and travels so.
+
+    Of what moves values about, such as a gather, whose transpose is a sum of cotangents.
+    """
+
+    dtype: str = "float32"
+
+
+@dataclass(frozen=True)
 class Cast:
     """Floating-point values in a narrower dtype, by name: ``Cast("bfloat16")``.
 

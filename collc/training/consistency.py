@@ -1,11 +1,11 @@
 """When a push takes effect: what a server does with gradients that it has been given.
 
-A consistency is data with two methods, ``start`` and ``exchange``; ``collc.server`` asks for nothing
+A consistency is data with ``late``, ``start`` and ``exchange``; ``collc.server`` asks for nothing
 else. XLA's programs run in lockstep, so a push that is late is so by a known number of steps.
 """
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -13,10 +13,12 @@ import jax.numpy as jnp
 from collc.errors import StepError
 
 
+@runtime_checkable
 class Consistency(Protocol):
     """What the server asks: what waits before the first push, and what is due at a push.
 
-    ``start(grads)``: what waits at the beginning, a pytree, given the gradients of one rank as zeros.
+    ``start(grads)``: what waits at the beginning, a pytree, given the gradients of one rank as zeros;
+    None where nothing ever waits.
     ``exchange(waiting, grads)``: the gradients that are applied now, whether there are any (None:
     always), and what waits then. ``late``: how many pushes wait.
     """

@@ -15,9 +15,9 @@ import numpy as np
 import optax
 
 from collc.errors import StepError
-from collc.lowering.shards import is_shard, unpadded
+from collc.lowering.shards import is_shard
+from collc.training import separable
 from collc.training.kinds import Ranked, rank_axes
-from collc.training.separable import check_separable
 
 
 def is_module(x: Any) -> bool:
@@ -170,18 +170,13 @@ class PartsUpdate:
         inner = optax.with_extra_args_support(self.tx)
         tx = optax.GradientTransformationExtraArgs(inner.init, partial(inner.update, **extra))
         _refuse_unlike(updates, params)
-        if _parts(state) != _parts(jax.eval_shape(tx.init, params)):
+        if _parts(state) != _parts(jax.eval_shape(partial(separable.init, tx), params)):
             raise StepError(
                 "optimizer.update: the optimizer was made of other parameters than the module now has, "
                 "of which some are in parts (collc.Shard, collc.Ranked). Make it, "
                 "nnx.Optimizer(model, ...), once they are in the module."
             )
-        check_separable(tx, updates, state, params)
-        new, after = tx.update(updates, state, params)
-        sizes = dict(jax.sharding.get_abstract_mesh().shape)
-        new = jax.tree.map(
-            lambda x: unpadded(x, sizes) if is_shard(x) else x, new, is_leaf=is_shard
-        )
+        new, after = separable.update(tx, updates, state, params)
         # In variables of their own, for nnx.state takes apart what is in none.
         held = jax.tree.map(
             lambda x: nnx.Variable(x) if _is_part(x) else x, after, is_leaf=_is_part

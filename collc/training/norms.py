@@ -22,6 +22,7 @@ from jax.core import Tracer
 from collc.errors import DataError, StepError
 from collc.lowering import context
 from collc.lowering.collectives import pmax, psum
+from collc.lowering.shards import is_shard, unpadded
 from collc.planning.compose import native
 from collc.planning.plan import Plan
 from collc.training.kinds import rank_axes
@@ -32,8 +33,8 @@ Axes = tuple[str, ...]
 def global_norm(tree: Any) -> jax.Array:
     """The Euclidean norm of all leaves together, as ``optax.global_norm``; float32 at least, [].
 
-    Inside a decorated step it is the same on all ranks, and no leaf is counted twice: padding and
-    ranks without a part hold zeros. Outside, and on one device, nothing travels. Integers and
+    Inside a decorated step it is the same on all ranks, and no leaf is counted twice; padding, and
+    ranks without a part, do not count. Outside, and on one device, nothing travels. Integers and
     random keys have no gradient and are left out. Raises StepError for nodes over axes that the
     mesh here does not have.
     """
@@ -143,13 +144,22 @@ def _leaves(tree: Any) -> Iterator[tuple[Axes, Any]]:
 
 
 def _lying(node: Any, over: frozenset[str]) -> Iterator[tuple[frozenset[str], Any]]:
-    is_leaf = lambda x: x is not node and rank_axes(x) is not None  # noqa: E731
-    for child in jax.tree.leaves(node, is_leaf=is_leaf):
+    def lies(x: Any) -> bool:
+        return x is not node and rank_axes(x) is not None
+
+    for child in jax.tree.leaves(node, is_leaf=lies):
         own = own_axes(child)
         if own is None:
             yield over, child
         else:
-            yield from _lying(child, over.union(own))
+            yield from _lying(_without_padding(child), over.union(own))
+
+
+def _without_padding(node: Any) -> Any:
+    """A shard of a step whose padding does not count: within an optimizer it may hold anything."""
+    mesh = jax.sharding.get_abstract_mesh()
+    inside = is_shard(node) and set(node.axes) <= set(mesh.manual_axes)
+    return unpadded(node, dict(mesh.shape)) if inside and jax.tree.leaves(node) else node
 
 
 def own_axes(node: Any) -> Sequence[str] | None:

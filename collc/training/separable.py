@@ -1,119 +1,119 @@
-"""Whether an optimizer may run on the shards of a parameter: element by element, it may.
+"""An optimizer on the shards of parameters: element by element, it may run there.
 
-The optimizer's update is traced with shards, and what becomes of them is followed. Element by
-element a shard stays one. Its sum is partial: it may be added up and scaled until a psum over the
-shard's axes makes it a number that all ranks have. Nothing else of a shard is what it is of a whole.
-
-    a = mul g g            g: a shard      -->   a: a shard
-    b = reduce_sum a                       -->   b: partial
-    c = sqrt b                             -->   refused: of one shard only
-    c = psum[host gpu] b; d = sqrt c       -->   c, d: the same on all ranks
+The optimizer's update is traced with shards, and what becomes of them is followed: see
+``separable_flow``. What looks further than one element, such as a norm, is refused with its line.
+It is traced with whole parameters too, and has to do the same to them: see ``separable_alike``.
 """
 
-import math
-import os
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
-import numpy as np
-import optax
+from jax.extend.core import jaxpr_as_fun
 
-from collc.errors import StepError
-from collc.lowering.shards import Shard, part
-from collc.training.check.rules import SAME, collective
-from collc.training.check.values import Where, opened, scan_split
+from collc.errors import CollcError, StepError
+from collc.lowering.shards import Shard, is_shard, part, unpadded
+from collc.training.check.values import Where, opened
 from collc.training.kinds import rank_axes
 from collc.training.norms import own_axes
+from collc.training.paths import named_leaves
+from collc.training.separable_alike import check_alike, refuse_paths
+from collc.training.separable_flow import PARTIAL, SHARD, WHOLE, Follow, Value, uniform
+from collc.training.separable_refusals import refuse, remedy
 
-# What a value is: the same number in all places, a value for each place of no shard, a shard, or
-# what still has to be reduced over its axes.
-UNIFORM, WHOLE, SHARD, PARTIAL = "uniform", "whole", "shard", "partial"
-
-_CALLS = {
-    **dict.fromkeys("jit pjit remat remat2 checkpoint".split(), "jaxpr"),
-    **dict.fromkeys(
-        "closed_call core_call call custom_jvp_call custom_vjp_call".split(), "call_jaxpr"
-    ),
-}
-_ELEMENTWISE = frozenset(
-    "abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp clz complex conj "
-    "convert_element_type copy copy_p cos cosh digamma div eq erf erf_inv erfc exp exp2 expm1 floor "
-    "ge gt igamma igammac imag integer_pow is_finite le lgamma log log1p logistic lt max min mul ne "
-    "neg nextafter not optimization_barrier or pcast population_count pow pvary real "
-    "reduce_precision rem round rsqrt select_n shift_left shift_right_arithmetic "
-    "shift_right_logical sign sin sinh sqrt square sub tan tanh xor".split()
-)
-_SHAPES = frozenset({"reshape", "squeeze", "expand_dims", "broadcast_in_dim"})
-_REDUCTIONS = {
-    "reduce_sum": "sum",
-    "reduce_max": "max",
-    "reduce_or": "max",
-    "reduce_min": "min",
-    "reduce_and": "min",
-}
-# What adds partial values up, by what reduces them in the end.
-_COMBINE = {"sum": {"add", "add_any", "sub"}, "max": {"max", "or"}, "min": {"min", "and"}}
-# The function within a transformation of optax, after the transformation's own name.
-_UPDATE = re.compile(r"(?!with_extra_args)(\w+)\.(?:<locals>\.)?update\w*(?:\.<locals>.*)?")
-_INSTEAD = {
-    "clip_by_global_norm": "collc.clip_by_global_norm",
-    "apply_if_finite": "collc.skip_nonfinite",
-}
+_MISSING = re.compile(r"missing \d+ required (?:keyword-only|positional) arguments?: (.+)")
 
 
-@dataclass(frozen=True)
-class Value:
-    """What is known of a value.
+def init(tx: Any, params: Any) -> Any:
+    """An optimizer's state for parameters of which some are shards, with zeros in all padding.
 
-    axes: over which it differs between ranks, as shards do, and what is ``Ranked``. parts: of how
-    many shards. op: the reduction that a partial one lacks, since the equation at ``since``.
+    Inside a step, with the rank's own ``Shard`` nodes. Raises StepError for an optimizer that does not
+    keep one number for each element of a shard, or not what it keeps for whole parameters.
     """
-
-    kind: str
-    axes: frozenset[str] = frozenset()
-    parts: int = 0
-    op: str = ""
-    since: Where | None = None
-
-    @property
-    def plain(self) -> bool:
-        return self.kind in (UNIFORM, WHOLE)
-
-
-_PLAIN = Value(UNIFORM)
-
-
-def check_separable(tx: Any, updates: Any, state: Any, params: Any) -> None:
-    """Refuses an optimizer that would do something else to shards than to whole parameters.
-
-    Called while a step is traced, with the rank's own ``Shard`` nodes in the trees. What communicates
-    itself over the shards' axes, as ``collc.clip_by_global_norm`` does, is accepted. Raises
-    StepError, with the transformation and its line.
-    """
-    tx = optax.with_extra_args_support(tx)
     sizes = dict(jax.sharding.get_abstract_mesh().shape)
+    closed, shapes = traced = _jaxpr(tx.init, (params,))
+    kept = [path for path, _ in named_leaves(shapes)]
+    for node, path in zip(_nodes(shapes), kept, strict=True):
+        _value(node, sizes, path)
+    if _has_shards(params):
+        check_alike(tx.init, (params,), traced, [f"what it keeps at {path}" for path in kept])
+    state = jax.tree.unflatten(
+        jax.tree.structure(shapes), jaxpr_as_fun(closed)(*jax.tree.leaves(params))
+    )
+    return _unpadded(state, sizes)
+
+
+def update(tx: Any, updates: Any, state: Any, params: Any) -> tuple[Any, Any]:
+    """The optimizer's update, if it does to shards what it does to whole parameters.
+
+    Inside a step, as ``init``. Padding stays zero. What communicates itself over the shards' axes, as
+    ``collc.clip_by_global_norm`` does, is accepted. Raises StepError, with the transformation and its
+    line.
+    """
     args = updates, state, params
-    ins = [_first(x, sizes) for x in _nodes(args)]
-    closed, shapes = jax.make_jaxpr(tx.update, return_shape=True)(*args)
+    closed, shapes = traced = _jaxpr(tx.update, args)
+    _check_update(args, traced)
+    if _has_shards(args):
+        names = [f"the update of {path}" for path, _ in named_leaves(shapes[0])]
+        names += [f"what it keeps at {path}" for path, _ in named_leaves(shapes[1])]
+        check_alike(tx.update, args, traced, names)
+    done = jaxpr_as_fun(closed)(*jax.tree.leaves(args))
+    new, after = jax.tree.unflatten(jax.tree.structure(shapes), done)
+    sizes = dict(jax.sharding.get_abstract_mesh().shape)
+    return _unpadded(new, sizes), _unpadded(after, sizes)
+
+
+def _jaxpr(function: Any, args: tuple[Any, ...]) -> tuple[Any, Any]:
+    """The jaxpr of an optimizer's function, and the shapes of its results."""
+    try:
+        return jax.make_jaxpr(function, return_shape=True)(*args)
+    except CollcError:
+        raise
+    except Exception as error:
+        missing = _MISSING.search(str(error)) if isinstance(error, TypeError) else None
+        if missing:
+            raise StepError(
+                f"the optimizer's update needs {missing[1]}, which is not given: state.push has "
+                "gradients alone. Take an optimizer that needs no more; nnx.Optimizer.update "
+                "takes such arguments by name."
+            ) from error
+        refuse_paths(function, args, error)
+        raise
+
+
+def _has_shards(tree: Any) -> bool:
+    return any(map(is_shard, jax.tree.leaves(tree, is_leaf=is_shard)))
+
+
+def _check_update(args: tuple[Any, Any, Any], traced: tuple[Any, Any]) -> None:
+    """Raises StepError for an update, as traced, that looks beyond a shard."""
+    (updates, state, _), (closed, shapes) = args, traced
     for given, returned in zip((updates, state), shapes, strict=True):
         if jax.tree.structure(given) != jax.tree.structure(returned):
             raise StepError(
                 "the optimizer returns another tree than it was given, so where shards lie is lost: "
-                f"{jax.tree.structure(returned)} for {jax.tree.structure(given)}. {_remedy('')}"
+                f"{jax.tree.structure(returned)} for {jax.tree.structure(given)}. {remedy()}"
             )
-    outs = _Follow(sizes).run(closed, ins, None)
+    sizes = dict(jax.sharding.get_abstract_mesh().shape)
+    outs = Follow(sizes).run(closed, [_value(x, sizes) for x in _nodes(args)], None)
     for node, value, out in zip(_nodes(shapes), outs, opened(closed).outvars, strict=True):
         eqn = next((e for e in opened(closed).eqns if any(v is out for v in e.outvars)), None)
         where = Where(eqn, None) if eqn else None
         if value.kind == PARTIAL:
-            _refuse(value.since, value)
-        if value.kind == SHARD and not isinstance(node, Shard):
-            _refuse(where, value, "a result that is no shard, computed")
-        if value.kind == WHOLE and isinstance(node, Shard):
-            _refuse(where, _first(node, sizes), "values for each place that are computed elsewhere")
+            refuse(value.since, value.parts)
+        if value.kind == SHARD and not is_shard(node):
+            refuse(where, value.parts, "a result that is no shard, computed")
+        if value.kind == WHOLE and is_shard(node):
+            found = "values for each place that are computed elsewhere"
+            refuse(where, node.parts(sizes), found)
+
+
+def _unpadded(tree: Any, sizes: dict[str, int]) -> Any:
+    def clean(x: Any) -> Any:
+        kept = is_shard(x) and jax.tree.leaves(x)  # what is masked keeps nothing
+        return unpadded(x, sizes) if kept else x
+
+    return jax.tree.map(clean, tree, is_leaf=is_shard)
 
 
 def _nodes(tree: Any) -> list[Any]:
@@ -122,227 +122,21 @@ def _nodes(tree: Any) -> list[Any]:
     return [node for node in found for _ in jax.tree.leaves(node)]
 
 
-def _first(x: Any, sizes: dict[str, int]) -> Value:
+def _value(x: Any, sizes: dict[str, int], at: str = "") -> Value:
+    """What is known of a node's leaf. Raises StepError for a shard that holds no part."""
     axes = own_axes(x)
     if axes is None:
-        return Value(UNIFORM if np.size(x) == 1 else WHOLE)
+        return uniform(x)
     if not isinstance(x, Shard):
         return Value(WHOLE, frozenset(axes))
-    parts = x.servers or math.prod(sizes[a] for a in x.axes)
-    ones = (1,) * (len(x.shape) - 1)
-    own = (part(x.shape, parts), *ones)
+    parts = x.parts(sizes)
+    own = (part(x.shape, parts), *(1,) * (len(x.shape) - 1))
     shape = getattr(x.value, "shape", None)
     if shape is None or tuple(shape[-len(own) :]) != own:
         found = f"a value of shape {list(shape)}" if shape is not None else "several values"
         raise StepError(
-            f"the optimizer keeps {found} for a parameter {list(x.shape)} that is cut in {parts} "
-            f"shards of {list(own)}. It has to keep one number for each element, which factored "
-            f"moments and norms by layer are not. {_remedy('')}"
+            f"the optimizer keeps {found}{f' at {at}' if at else ''} for a parameter {list(x.shape)} "
+            f"that is cut in {parts} shards of {list(own)}. It has to keep one number for each "
+            f"element, which factored moments, and norms or flags by layer, are not. {remedy(at)}"
         )
     return Value(SHARD, frozenset(x.axes), parts)
-
-
-class _Follow:
-    def __init__(self, sizes: dict[str, int]):
-        self.sizes = sizes
-
-    def run(self, jaxpr: Any, ins: Sequence[Value], outer: Where | None) -> list[Value]:
-        inner = opened(jaxpr)
-        known = dict(zip(inner.invars, ins, strict=True))
-        known |= zip(inner.constvars, map(_constant, getattr(jaxpr, "consts", ())))
-
-        def value(atom: Any) -> Value:
-            return _PLAIN if hasattr(atom, "val") else known.get(atom, Value(WHOLE))
-
-        for eqn in inner.eqns:
-            outs = self.equation(eqn, [value(a) for a in eqn.invars], Where(eqn, outer))
-            known.update(zip(eqn.outvars, outs, strict=True))
-        return [value(a) for a in inner.outvars]
-
-    def equation(self, eqn: Any, ins: list[Value], where: Where) -> list[Value]:
-        name, params = eqn.primitive.name, eqn.params
-        if name in _CALLS:
-            return self.run(params[_CALLS[name]], ins, where)
-        if name == "cond":
-            self.decided(ins[1:], ins[0], where)
-            each = [self.run(branch, ins[1:], where) for branch in params["branches"]]
-            return [self.joined(values, where) for values in zip(*each, strict=True)]
-        if name == "while":
-            a, b = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
-            carry = self.settled(params["body_jaxpr"], ins[a:b], ins[b:], [], where)[0]
-            (by,) = self.run(params["cond_jaxpr"], [*ins[:a], *carry], where)
-            self.decided(carry, by, where)
-            return carry
-        if name == "scan":
-            a, carried = scan_split(params)
-            xs = ins[a + carried :]
-            for x in (x for x in xs if not x.plain):
-                _refuse(where, x)
-            carry, ys = self.settled(params["jaxpr"], ins[:a], ins[a : a + carried], xs, where)
-            for y in (y for y in ys if not y.plain):
-                _refuse(where, y)
-            return [*carry, *(Value(WHOLE) for _ in ys)]
-        if name == "axis_index":
-            return [Value(UNIFORM, frozenset(self.sizes))]
-        what = collective(eqn, self.sizes)
-        if what is not None and len(ins) == len(eqn.outvars):
-            return [self.reduced(v, what, where) for v in ins]
-        if all(v.plain for v in ins):
-            same = name in _ELEMENTWISE | _SHAPES and all(v.kind == UNIFORM for v in ins)
-            axes = frozenset[str]().union(*(v.axes for v in ins))
-            kinds = [UNIFORM if same or _is_scalar(out) else WHOLE for out in eqn.outvars]
-            return [Value(kind, axes) for kind in kinds]
-        if any(v.kind == PARTIAL for v in ins):
-            return [self.partial(eqn, ins, where)] * len(eqn.outvars)
-        return self.elements(eqn, ins, where)
-
-    def elements(self, eqn: Any, ins: list[Value], where: Where) -> list[Value]:
-        """An equation on shards."""
-        name = eqn.primitive.name
-        shard = next(v for v in ins if v.kind == SHARD)
-        if name == "optimization_barrier":
-            return ins
-        for other in ins:
-            if other.kind == WHOLE:
-                what = "values that differ from place to place, as random bits do,"
-                _refuse(where, shard, f"{name} of {what}")
-            if other.kind == UNIFORM and other.axes:
-                _refuse(where, shard, f"{name} of what differs between ranks")
-            if other.kind == SHARD and other != shard:
-                _refuse(where, shard, f"{name} with another parameter's shard")
-        aval, out = eqn.invars[ins.index(shard)].aval, eqn.outvars[0].aval
-        if name in _ELEMENTWISE:
-            return [shard]
-        if name in _SHAPES and _longer(aval.shape) == _longer(out.shape):
-            return [shard]
-        if name in _REDUCTIONS and len(eqn.params["axes"]) == aval.ndim:
-            return [replace(shard, kind=PARTIAL, op=_REDUCTIONS[name], since=where)]
-        _refuse(where, shard)
-
-    def partial(self, eqn: Any, ins: list[Value], where: Where) -> Value:
-        """An equation on values that are partial still."""
-        name = eqn.primitive.name
-        lacking = [v for v in ins if v.kind == PARTIAL]
-        first = lacking[0]
-        others = [(v, a) for v, a in zip(ins, eqn.invars, strict=True) if v.kind != PARTIAL]
-        same = all((v.op, v.axes) == (first.op, first.axes) for v in lacking)
-        if not same or any(not v.plain for v, _ in others):
-            _refuse(first.since, first)
-        # A number that all ranks have would be added once by each of them; in a maximum it is safe.
-        alike = first.op != "sum" or all(first.axes <= v.axes or _is_zero(a) for v, a in others)
-        passes = name in _SHAPES or name == "concatenate" or _keeps_order(eqn)
-        combines = name in _COMBINE[first.op] or _REDUCTIONS.get(name) == first.op
-        scales = name == "neg" or (len(lacking) == 1 and name in ("mul", "div"))
-        scales = scales and first.op == "sum" and not any(v.axes for v, _ in others)
-        scales = scales and not (name == "div" and ins[0].plain)
-        if scales or (alike and (passes or combines)):
-            return first
-        _refuse(first.since, first)
-
-    def reduced(self, value: Value, what: Any, where: Where) -> Value:
-        """An operand of a collective."""
-        rest = value.axes - set(what.axes)
-        if value.plain and what.effect == SAME and not what.groups:
-            return replace(value, axes=rest)
-        if value.plain:
-            return Value(WHOLE, value.axes | set(what.axes))
-        op = "sum" if what.op == "mean" else what.op
-        if value.kind == SHARD or what.effect != SAME or op != value.op or what.groups:
-            _refuse(value.since or where, value)
-        return replace(value, axes=rest) if rest else _PLAIN
-
-    def decided(self, ins: Sequence[Value], by: Value, where: Where) -> None:
-        """Of a branch or a loop: what decides about shards is the same on all ranks."""
-        shard = next((v for v in ins if not v.plain), None)
-        if not by.plain or (shard and by.axes):
-            _refuse(by.since or where, shard or by)
-
-    def joined(self, values: Sequence[Value], where: Where) -> Value:
-        """One of several."""
-        first = next((v for v in values if not v.plain), None)
-        if first is None:
-            whole = any(v.kind == WHOLE for v in values)
-            axes = frozenset[str]().union(*(v.axes for v in values))
-            return Value(WHOLE if whole else UNIFORM, axes)
-        either = (first, _PLAIN) if first.kind == SHARD else (first,)
-        if any(v not in either for v in values):
-            _refuse(first.since or where, first)
-        return first
-
-    def settled(
-        self, body: Any, consts: list[Value], carry: list[Value], xs: list[Value], where: Where
-    ) -> tuple[list[Value], list[Value]]:
-        """What a loop carries in the end, and what one turn returns besides."""
-        while True:
-            outs = self.run(body, [*consts, *carry, *xs], where)
-            grown = [
-                self.joined(pair, where) for pair in zip(carry, outs[: len(carry)], strict=True)
-            ]
-            if grown == carry:
-                return carry, outs[len(carry) :]
-            carry = grown
-
-
-# ---- small questions ------------------------------------------------------------------------------
-
-
-def _constant(x: Any) -> Value:
-    """Of what the update closes over, what is the same in all places."""
-    if np.size(x) == 1:
-        return _PLAIN
-    return Value(WHOLE)
-
-
-def _is_scalar(atom: Any) -> bool:
-    return not getattr(atom.aval, "shape", ())
-
-
-def _is_zero(atom: Any) -> bool:
-    return hasattr(atom, "val") and np.ndim(atom.val) == 0 and atom.val == 0
-
-
-def _longer(shape: Sequence[int]) -> list[int]:
-    """The dimensions longer than 1, which alone say where an element is."""
-    return [size for size in shape if size != 1]
-
-
-def _keeps_order(eqn: Any) -> bool:
-    """Whether a cast commutes with sums and maxima: not one that rounds to integers or bool."""
-    name = eqn.primitive.name
-    if name != "convert_element_type":
-        return name in ("copy", "copy_p", "pcast", "pvary")
-    old, new = (np.dtype(v.aval.dtype) for v in (eqn.invars[0], eqn.outvars[0]))
-    real = np.issubdtype(old, np.inexact)
-    return np.issubdtype(new, np.inexact) or (not real and new.kind != "b")
-
-
-def _refuse(where: Where | None, value: Value, found: str = "") -> NoReturn:
-    name = where.eqn.primitive.name if where else "the update"
-    who, line = _transformation(where)
-    what = found or name
-    raise StepError(
-        f"{who or 'the optimizer'}: {what} over a parameter that is cut in {value.parts} shards "
-        f"would see one shard only{f' ({line})' if line else ''}. {_remedy(who)}"
-    )
-
-
-def _remedy(who: str) -> str:
-    own = _INSTEAD.get(who.removeprefix("optax."))
-    return f"Take {f'{own}, or ' if own else ''}strategy.all_reduce for these parameters."
-
-
-def _transformation(where: Where | None) -> tuple[str, str]:
-    """The innermost transformation, "optax.adafactor" or "" for the user's own, and its line."""
-    if where is None:
-        return "", ""
-    home = os.path.dirname(optax.__file__) + os.sep
-    line = str(where)
-    traceback = getattr(where.eqn.source_info, "traceback", None)
-    for frame in traceback.frames if traceback else ():
-        at = f"{os.path.basename(frame.file_name)}:{frame.line_num}"
-        if line.startswith(f"{at} in "):
-            return "", line
-        update = _UPDATE.fullmatch(frame.function_name)
-        if update and frame.file_name.startswith(home):
-            return f"optax.{update[1]}", at
-    return ("", line) if where.outer is None else _transformation(where.outer)

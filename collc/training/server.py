@@ -6,8 +6,7 @@
 The optimizer sees parts only, and keeps all that it keeps in parts.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -16,27 +15,33 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from collc.errors import DataError, StepError, nearest
+from collc.errors import StepError, nearest
 from collc.lowering import context, parts
-from collc.lowering.shards import Shard, is_shard, own, unpadded
+from collc.lowering.shards import Shard, is_shard, own
 from collc.planning.plan import Plan
-from collc.training import strategy
+from collc.training import separable, strategy
 from collc.training.consistency import Consistency, Sync
 from collc.training.kinds import Ranked
 from collc.training.norms import skip_nonfinite
+from collc.training.owners import owners
 from collc.training.paths import matches, named_leaves
-from collc.training.separable import check_separable
+from collc.training.pushes import Given, check_counters, structure
+from collc.training.servable import check_axes, check_params, check_stacked, patterns_of
 from collc.training.step import schedule
 from collc.training.strategies import Declared, Strategies, strategies
 
 
 @dataclass(frozen=True)
 class Server:
-    """Made by ``collc.server``; hashable. What is constant about a server's state."""
+    """Made by ``collc.server``; hashable. What is constant about a server's state.
+
+    ``follows``: whether the plan of the step that pulls and pushes counts, in place of the strategies'.
+    """
 
     strategies: Strategies
     tx: optax.GradientTransformationExtraArgs
     consistency: Consistency = field(default_factory=Sync)
+    follows: bool = False
 
     @property
     def plan(self) -> Plan:
@@ -46,13 +51,10 @@ class Server:
         """The state for these parameters, with the optimizer's own, where it belongs.
 
         ``params``: a pytree of arrays, the same on all ranks; ``Ranked`` nodes where each rank has its
-        own. Raises StepError for parameters without a strategy, DataError for what is no array.
+        own. Raises StepError for parameters without a strategy, DataError for what has no gradient.
         """
-        for leaf in jax.tree.leaves(params, is_leaf=is_shard):
-            if is_shard(leaf):
-                raise DataError(
-                    "collc.server: a parameter is a collc.Shard already. Give it whole."
-                )
+        check_params(params)
+        check_stacked(params, self.strategies)
         return jax.jit(schedule(self.plan)(self._init))(params)
 
     def _init(self, params: Any) -> "ServerState":
@@ -61,15 +63,13 @@ class Server:
         placed = [self._placed(x, leaf) for x, leaf in zip(leaves, declared, strict=True)]
         kept = jax.tree.unflatten(tree, placed)
         mine = Ranked([jnp.zeros_like(x) for x in leaves], self.plan.axes)
-        return ServerState(kept, self.tx.init(kept), self.consistency.start(mine), self)
+        return ServerState(kept, separable.init(self.tx, kept), self.consistency.start(mine), self)
 
     def _placed(self, x: Any, leaf: Declared) -> Any:
         if leaf.strategy.kind != "server":
             return x
-        layers = self.strategies.layers(leaf.path)
-        if layers and not jnp.ndim(x):
-            raise DataError(f"collc.server: stacked= names {leaf.path}, which is a scalar.")
-        cut = Shard(None, jnp.shape(x)[layers:], self.plan.axes, leaf.strategy.servers)
+        front = self.strategies.layers(leaf.path)
+        cut = Shard(None, jnp.shape(x)[front:], self.plan.axes, leaf.strategy.servers)
         return own(jnp.asarray(x), cut, dict(self.plan.sizes))
 
     def explain(self, params: Any) -> str:
@@ -104,71 +104,76 @@ class ServerState:
     def pull(self, *keys: str) -> Any:
         """The whole parameters, the same on all ranks (but for ``Ranked`` ones). Inside a step.
 
-        ``keys``: paths, or patterns of them; then only these, as a dict by path.
+        ``keys``: paths, or patterns of them; then only these, as a dict by path. Raises StepError for
+        keys that name nothing.
         """
         nodes, tree = jax.tree.flatten(self.params, is_leaf=is_shard)
-        paths = self._paths()
-        wanted = _chosen(keys, paths) if keys else paths
-        here = [i for i, x in enumerate(nodes) if is_shard(x) and paths[i] in wanted]
-        with self._inside("pull"):
-            whole = parts.gather([nodes[i] for i in here], self.server.plan) if here else []
-        for i, x in zip(here, whole, strict=True):
-            nodes[i] = x
+        strategies = self._here("pull")
+        declared = strategies.declared(self.params)
+        paths = [leaf.path for leaf in declared]
+        wanted = _chosen(keys, paths) if keys else set(paths)
+        of: dict[Plan, list[int]] = {}
+        for i, leaf in enumerate(declared):
+            if leaf.shard is not None and leaf.path in wanted:
+                of.setdefault(leaf.strategy.plan or strategies.plan, []).append(i)
+        for plan, here in of.items():
+            for i, x in zip(here, parts.gather([nodes[i] for i in here], plan), strict=True):
+                nodes[i] = x
         if not keys:
             return jax.tree.unflatten(tree, nodes)
         return {path: x for path, x in zip(paths, nodes, strict=True) if path in wanted}
 
-    def push(self, grads: Any, *, tokens: Any = None, participates: Any = None) -> "ServerState":
+    def push(
+        self, grads: Any, *, tokens: Any = None, participates: Any = None, reduced: bool = False
+    ) -> "ServerState":
         """The state after these gradients of this rank, reduced as declared. Inside a step.
 
         ``grads``: like the parameters; or a dict of some of them by path, and only these are updated.
+        What the optimizer counts for all of them, such as Adam's steps or a schedule's, each push
+        counts: two pushes of one half each are two steps to it, and no push of all.
         Gradients of ``state.params`` themselves, from ``collc.all_gather``, are reduced already.
-        ``tokens``, ``participates``: as ``Strategies.reduce`` takes them. Where a gradient is not
-        finite on any rank, nothing is updated and ``skipped`` counts it.
+        ``tokens``, ``participates``: as ``Strategies.reduce`` takes them. ``reduced``: all gradients
+        are what ``value_and_grad`` or ``reduce`` of the strategies returned, and are only applied.
+        Where a gradient is not finite on any rank, nothing is updated and ``skipped`` counts it.
 
-        Raises StepError for other trees, and for pushes that the consistency cannot delay.
+        Raises StepError for other trees and shapes, for whole gradients that ``reduced`` says are at
+        their servers, and for pushes that the consistency cannot delay.
         """
-        counts = {"tokens": tokens, "participates": participates}
-        with self._inside("push"):
-            if self._by_path(grads):
-                return self._push_some(grads, counts)
-            if _structure(grads) != _structure(self.params):
-                raise StepError(
-                    f"state.push: the gradients are {_structure(grads)}, but the parameters are "
-                    f"{_structure(self.params)}. Give gradients like state.pull() returns the "
-                    "parameters, or a dict of some of them by path."
-                )
-            if self.waiting is None:
-                reduced = self.server.strategies.reduce(grads, **counts)
-                return self._applied(reduced)
-            if tokens is not None or participates is not None:
-                raise StepError(
-                    f"state.push: {self.server.consistency} applies the gradients of an earlier step, "
-                    "which this step's tokens= and participates= do not count. Weigh the loss, or "
-                    "take consistency.Sync()."
-                )
-            self._refuse_reduced(grads)
-            leaves, tree = jax.tree.flatten(grads)
-            return self._exchanged(leaves, tree)
+        strategies = self._here("push")
+        given = Given(grads, self.params, {"tokens": tokens, "participates": participates}, reduced)
+        given.check_tree()
+        if given.by_path:
+            check_counters(self.opt)
+        if self.waiting is not None:
+            given.check_delayed(self.server.consistency, strategies)
+            return self._exchanged(*jax.tree.flatten(grads), strategies)
+        given.check_counts(strategies)
+        means = grads
+        if not reduced:
+            means = strategies.reduce(grads, tokens, participates, partial=given.by_path)
+        return self._applied_to(means) if given.by_path else self._applied(means)
 
     def flush(self) -> "ServerState":
         """The state once all that waits has taken effect. Inside a step."""
-        consistency, now = self.server.consistency, self
-        with self._inside("flush"):
-            if not consistency.late:
-                return self
-            due, _, _ = consistency.exchange(self.waiting, None)
-            nothing = Ranked(jax.tree.map(jnp.zeros_like, due.value), self.server.plan.axes)
-            for _ in range(consistency.late):
-                now = now._exchanged(nothing.value, _structure(self.params))
+        consistency, now, strategies = self.server.consistency, self, self._here("flush")
+        if self.waiting is None:
+            return self
+        due, _, _ = consistency.exchange(self.waiting, None)
+        nothing = Ranked(jax.tree.map(jnp.zeros_like, due.value), self.server.plan.axes)
+        if consistency.late < 1:
+            raise StepError(
+                f"state.flush: something waits, but late of {consistency} says {consistency.late}. "
+                "Let it say how many pushes wait."
+            )
+        for _ in range(consistency.late):
+            now = now._exchanged(nothing.value, structure(self.params), strategies)
         return replace(now, waiting=consistency.start(nothing))
 
-    def _exchanged(self, leaves: Sequence[Any], tree: Any) -> "ServerState":
+    def _exchanged(self, leaves: Sequence[Any], tree: Any, by: Strategies) -> "ServerState":
         """The state after the push that is due, while this one waits."""
-        server = self.server
-        mine = Ranked(list(leaves), server.plan.axes)
-        due, ready, waiting = server.consistency.exchange(self.waiting, mine)
-        new = self._applied(server.strategies.reduce(jax.tree.unflatten(tree, due.value)))
+        mine = Ranked(list(leaves), self.server.plan.axes)
+        due, ready, waiting = self.server.consistency.exchange(self.waiting, mine)
+        new = self._applied(by.reduce(jax.tree.unflatten(tree, due.value)))
         if ready is not None:
             old = self.params, self.opt
             kept = jax.tree.map(lambda a, b: jnp.where(ready, a, b), (new.params, new.opt), old)
@@ -177,69 +182,51 @@ class ServerState:
 
     def _applied(self, means: Any) -> "ServerState":
         """The state after these means, each where its parameter lies."""
-        check_separable(self.server.tx, means, self.opt, self.params)
-        updates, opt = self.server.tx.update(means, self.opt, self.params)
-        sizes = dict(self.server.plan.sizes)
-        params = jax.tree.map(
-            lambda x: unpadded(x, sizes) if is_shard(x) else x,
-            optax.apply_updates(self.params, updates),
-            is_leaf=is_shard,
-        )
-        return replace(self, params=params, opt=opt)
+        updates, opt = separable.update(self.server.tx, means, self.opt, self.params)
+        return replace(self, params=optax.apply_updates(self.params, updates), opt=opt)
 
-    def _push_some(self, grads: Mapping[str, Any], counts: Mapping[str, Any]) -> "ServerState":
-        paths = self._paths()
-        unknown = [path for path in grads if path not in paths]
-        if unknown:
-            raise StepError(
-                f"state.push: there is no parameter {unknown[0]!r}. {nearest(unknown[0], paths)}"
-            )
-        if self.waiting is not None:
-            raise StepError(
-                f"state.push of some parameters needs consistency.Sync(): {self.server.consistency} "
-                "delays whole trees of gradients. Push all of them."
-            )
-        reduced = self.server.strategies.reduce(dict(grads), **counts, partial=True)
+    def _applied_to(self, means: Mapping[str, Any]) -> "ServerState":
+        """The state after the means of some parameters by path; others, and what the optimizer keeps
+        for them, stay as they are.
+        """
         nodes, tree = jax.tree.flatten(self.params, is_leaf=is_shard)
+        paths = [path for path, _ in named_leaves(self.params)]
         zeros = [jax.tree.map(jnp.zeros_like, x) for x in nodes]
-        means = [reduced.get(path, zero) for path, zero in zip(paths, zeros, strict=True)]
-        new = self._applied(jax.tree.unflatten(tree, means))
+        every = [means.get(path, zero) for path, zero in zip(paths, zeros, strict=True)]
+        new = self._applied(jax.tree.unflatten(tree, every))
+        places = owners(self.server.tx, self.params, self.opt)
         return replace(
             new,
-            params=_only(grads, paths, new.params, self.params),
-            opt=_only(grads, paths, new.opt, self.opt),
+            params=_where([path in means for path in paths], new.params, self.params),
+            opt=_where([i is None or paths[i] in means for i in places], new.opt, self.opt),
         )
 
-    def _paths(self) -> list[str]:
-        return [path for path, _ in named_leaves(self.params)]
-
-    def _by_path(self, grads: Any) -> bool:
-        return (
-            isinstance(grads, dict)
-            and _structure(grads) != _structure(self.params)
-            and _structure(grads) == _structure(dict.fromkeys(grads, 0))
-        )
-
-    def _refuse_reduced(self, grads: Any) -> None:
-        if any(map(is_shard, jax.tree.leaves(grads, is_leaf=is_shard))):
-            raise StepError(
-                f"state.push: {self.server.consistency} delays the reduction, but collc.all_gather has "
-                "reduced these gradients. Differentiate what state.pull() returns, or take "
-                "consistency.Sync()."
-            )
-
-    @contextmanager
-    def _inside(self, what: str) -> Iterator[None]:
-        plan = context.current()
-        axes = getattr(plan, "axes", None)
-        if axes != self.server.plan.axes:
+    def _here(self, what: str) -> Strategies:
+        """What the step here pulls and pushes by. Raises StepError where it cannot be the step's."""
+        server, plan = self.server, context.current()
+        if not isinstance(plan, Plan) or plan.axes != server.plan.axes:
+            axes = getattr(plan, "axes", None)
             found = f"a step over {' and '.join(axes)}" if axes else "no step"
             raise StepError(
                 f"state.{what} runs inside a step over the server's axes, "
-                f"{' and '.join(self.server.plan.axes)}, but here is {found}. Decorate it with "
+                f"{' and '.join(server.plan.axes)}, but here is {found}. Decorate it with "
                 "@collc.schedule(plan, ...)."
             )
-        yield
+        if plan == server.plan:
+            return server.strategies
+        if plan.mesh != server.plan.mesh:
+            raise StepError(
+                f"state.{what}: the step is over another mesh than the server, {plan} and "
+                f"{server.plan}. Decorate it with a plan for the server's mesh."
+            )
+        if not server.follows:
+            raise StepError(
+                f"state.{what}: the server's strategies say {server.plan}, but the step is decorated "
+                f"with {plan}, which would have no effect. Decorate it with the strategies' plan; or "
+                "make the server of a plan, collc.server(plan, tx): then that of the step counts."
+            )
+        own = tuple((name, replace(s, plan=plan)) for name, s in server.strategies.patterns)
+        return replace(server.strategies, patterns=own, plan=plan)
 
 
 def server(
@@ -252,16 +239,17 @@ def server(
 ) -> Server:
     """A parameter server on the devices of a plan, each of them worker and server for its part.
 
-    ``by``: a plan, by which all parameters are served; or strategies, by which each is served,
-    all-reduced or local. ``tx``: an optax transformation, which sees a rank's parts: norms are
-    ``collc.clip_by_global_norm``'s. ``servers=k``: the first k ranks hold the parts, as k servers
-    do, 1 is a star; every device gives 1/k of the memory, since all run one program.
-    ``consistency``: ``collc.consistency.Sync()``, or ``Delayed(1)``, whose push overlaps the next
-    step. ``stacked``: patterns of parameters whose dimension 0 is that of a loop's layers, which is
-    not cut, so that the loop takes a layer's parts.
+    ``by``: a plan, by which all parameters are served, or that of the step if it is another one for the
+    same mesh and axes; or strategies, by whose plan each is served, all-reduced or local. ``tx``: an
+    optax transformation, which sees a rank's parts: norms are ``collc.clip_by_global_norm``'s.
+    ``servers=k``: the first k ranks hold the parts, as k servers do, 1 is a star; every device gives
+    1/k of the memory, since all run one program. ``consistency``: ``collc.consistency.Sync()``, or
+    ``Delayed(k)``, whose push overlaps the next k steps. ``stacked``: patterns of parameters whose
+    dimension 0 is that of a loop's layers, which is not cut, so that the loop takes a layer's parts.
 
-    Raises StepError and DataError for what is none of these.
+    Raises StepError for what is none of these, MeshError for a plan that leaves out axes of the mesh.
     """
+    follows = isinstance(by, Plan)
     if isinstance(by, Plan):
         by = strategies({"*": strategy.server(by, servers=servers)})
     elif not isinstance(by, Strategies):
@@ -271,39 +259,29 @@ def server(
             "collc.server: servers= has no effect on strategies, each of which says so itself: "
             "strategy.server(plan, servers=...)."
         )
-    names = (stacked,) if isinstance(stacked, str) else tuple(stacked)
+    check_axes(by)
+    names = patterns_of(stacked)
     when = Sync() if consistency is None else consistency
-    if not (callable(getattr(when, "start", None)) and callable(getattr(when, "exchange", None))):
+    if isinstance(when, type) or not isinstance(when, Consistency):
         raise StepError(f"consistency= is Sync() or Delayed(1) of collc.consistency, not {when!r}.")
-    return Server(replace(by, stacked=names), skip_nonfinite(tx), when)
-
-
-def _one(_: Any) -> int:
-    return 0
-
-
-def _structure(tree: Any) -> Any:
-    """A pytree's structure, in which a shard is one leaf."""
-    return jax.tree.structure(jax.tree.map(_one, tree, is_leaf=is_shard))
+    return Server(replace(by, stacked=names), skip_nonfinite(tx), when, follows)
 
 
 def _chosen(keys: Sequence[str], paths: Sequence[str]) -> set[str]:
     """The paths that keys name. Raises StepError for a key that names none."""
     for key in keys:
+        if not isinstance(key, str):
+            raise StepError(
+                f"state.pull: {key!r} is no path. Give paths or patterns one by one, as in "
+                f"state.pull({', '.join(map(repr, paths[:2]))})."
+            )
         if not any(matches(key, path) for path in paths):
             raise StepError(f"state.pull: {key!r} names no parameter. {nearest(key, paths)}")
     return {path for path in paths if any(matches(key, path) for key in keys)}
 
 
-def _only(names: Mapping[str, Any], paths: Sequence[str], new: Any, old: Any) -> Any:
-    """The new leaves of some parameters and of what an optimizer keeps for them, the old of others.
-
-    What is kept for a parameter has the parameter's path at the end of its own; what is kept for
-    none, such as a count, is new.
-    """
+def _where(chosen: Sequence[bool], new: Any, old: Any) -> Any:
+    """The new leaves that are chosen, and the old others."""
     leaves, tree = jax.tree.flatten(new)
-    chosen = []
-    for (path, _), a, b in zip(named_leaves(new), leaves, jax.tree.leaves(old), strict=True):
-        owners = [p for p in paths if path == p or path.endswith(f"/{p}")]
-        chosen.append(b if owners and max(owners, key=len) not in names else a)
-    return jax.tree.unflatten(tree, chosen)
+    pairs = zip(chosen, leaves, jax.tree.leaves(old), strict=True)
+    return jax.tree.unflatten(tree, [a if yes else b for yes, a, b in pairs])

@@ -1,7 +1,7 @@
 """``collc.strategies``: for each parameter, by its path, what happens to its gradients."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -9,37 +9,27 @@ import jax.numpy as jnp
 
 from collc.errors import DataError, MeshError, StepError, nearest
 from collc.lowering import operands
-from collc.lowering.shards import Shard, is_shard, own
+from collc.lowering.shards import Shard, own
 from collc.machine.units import parse_size
 from collc.planning.plan import Plan
+from collc.training.declared import (
+    Declared,
+    check_lies,
+    differentiable,
+    nodes,
+    number,
+    shape_of,
+)
 from collc.training.gradients import buckets
-from collc.training.gradients.accumulate import value_and_grad
+from collc.training.gradients.accumulate import graded
 from collc.training.gradients.buckets import Entry
 from collc.training.gradients.plain import metadata
-from collc.training.gradients.weights import Weights
-from collc.training.kinds import rank_axes
-from collc.training.paths import matches, named_leaves
+from collc.training.gradients.weights import Weights, check_given
+from collc.training.paths import check_distinct, matches, named_leaves
 from collc.training.strategy import WEIGHTED, Strategy, check_axes
 from collc.training.strategy_table import Row, table
 
 REST = "*"  # alone: the leaves that no other pattern takes
-
-
-@dataclass(frozen=True)
-class Declared:
-    """A leaf of a tree and its strategy.
-
-    ``axes``: of its Ranked node, or its Shard; None where it is neither.
-    """
-
-    path: str
-    pattern: str
-    strategy: Strategy
-    axes: tuple[str, ...] | None
-    shard: Shard | None
-
-    def __str__(self) -> str:
-        return f"{self.path or 'the gradient'} (pattern {self.pattern!r})"
 
 
 @dataclass(frozen=True)
@@ -54,8 +44,6 @@ class Strategies:
     plan: Plan
     bucket: int = 32 << 20
     stacked: tuple[str, ...] = ()
-
-    value_and_grad = value_and_grad
 
     def of(self, tree: Any, *, partial: bool = False) -> list[tuple[str, Strategy]]:
         """The path and the strategy of each leaf, in the tree's order.
@@ -81,26 +69,71 @@ class Strategies:
         leaves, tree = jax.tree.flatten(grads)
         declared = self.declared(grads, partial=partial)
         weights = Weights(self.plan, {"tokens": tokens, "participants": participates})
-        weights.check({leaf.strategy.mean for leaf in declared})
+        check_given(weights.counts, {leaf.strategy.mean for leaf in declared})
         for leaf in declared:
             if leaf.shard is not None and leaf.strategy.mean in WEIGHTED:
                 raise StepError(
                     f"{leaf}: collc.all_gather has reduced it to a mean over ranks, which cannot be "
-                    f"weighed by {leaf.strategy.mean} any more. Use value_and_grad of the strategies."
+                    f"weighed by {leaf.strategy.mean} any more. Use value_and_grad of the strategies, "
+                    "which weighs the loss, and state.push(grads, reduced=True)."
                 )
         order = range(len(leaves), 0, -1)
         entries = self.entries(grads, leaves, declared, order, weights.scaled)
         return jax.tree.unflatten(tree, buckets.reduced(entries, self.bucket))
 
+    def value_and_grad(
+        self,
+        loss_fn: Callable[..., Any],
+        argnums: Any = 0,
+        has_aux: bool = False,
+        *,
+        microbatches: int = 1,
+        batch: str | Sequence[str] | None = None,
+        tokens: Callable[..., Any] | None = None,
+        participates: Callable[..., Any] | None = None,
+    ) -> Callable[..., Any]:
+        """As ``jax.value_and_grad`` (``nnx.value_and_grad`` of modules), inside a decorated step.
+
+        ``loss_fn`` is the loss of one rank's batch, a mean over its examples. The value comes back as
+        the mean over all ranks, the gradients as declared, in buckets in the order in which the
+        backward makes them. ``argnums``, ``has_aux`` as in jax; what has_aux returns is this rank's
+        own.
+
+        ``microbatches=k`` takes the arguments named by ``batch`` (by default all that are not
+        differentiated) in k pieces, adds up their gradients in at least float32, and reduces once.
+
+        ``tokens``: a function of the loss's arguments, which says of how many tokens a loss is the mean;
+        value and gradients are then those of the mean over all tokens. The loss is weighed before it is
+        differentiated, so that this is true of shards and experts too. ``participates`` likewise says
+        whether there is data. Of a rank or piece that counts for nothing the gradients may be NaN, but
+        not what the loss itself sends to other ranks.
+
+        Raises StepError where the strategies' denominators are not of one loss, and for counts that
+        no leaf wants.
+        """
+        return graded(
+            self,
+            loss_fn,
+            argnums,
+            has_aux,
+            microbatches=microbatches,
+            batch=batch,
+            tokens=tokens,
+            participates=participates,
+        )
+
     def explain(self, params: Any) -> str:
         """What happens to the gradients of these parameters, as a table with bytes and, where the plan
-        has a machine, predicted time. ``params``: arrays or their shapes, outside a step.
+        has a machine, predicted time.
+
+        ``params``: arrays or their shapes, outside a step. What has no gradient does not count, such
+        as integers, random keys, and of nnx modules and their states all but ``nnx.Param``.
         """
+        params = differentiable(params)
         declared = self.declared(params)
-        sizes = dict(self.plan.sizes)
         rows: dict[str, Row] = {pattern: Row(pattern, s, []) for pattern, s in self.patterns}
         for leaf, x in reversed(list(zip(declared, jax.tree.leaves(params), strict=True))):
-            rows[leaf.pattern].leaves.append(_shape(x, leaf, sizes))
+            rows[leaf.pattern].leaves.append(shape_of(x, leaf))
         return table(self.plan, list(rows.values()), self.bucket)
 
     # -- for the other modules of training --
@@ -108,17 +141,17 @@ class Strategies:
     def declared(self, tree: Any, *, partial: bool = False) -> list[Declared]:
         """Each leaf with what is declared for it. Raises StepError as ``of`` does."""
         named = named_leaves(tree)
+        check_distinct(tree)
         found = [self._pattern(path) for path, _ in named]
         if not partial:
             self._all_match([path for path, _ in named])
         known = dict(self.patterns)
-        nodes = list(_nodes(tree))
         declared = [
             Declared(path, pattern, known[pattern], axes, shard)
-            for (path, _), pattern, (axes, shard) in zip(named, found, nodes, strict=True)
+            for (path, _), pattern, (axes, shard) in zip(named, found, nodes(tree), strict=True)
         ]
         for leaf in declared:
-            self._lies_as_declared(leaf)
+            check_lies(leaf, self.plan)
         return declared
 
     def entries(
@@ -147,26 +180,14 @@ class Strategies:
     ) -> Entry:
         if leaf.shard is not None or getattr(x, "dtype", None) == jax.dtypes.float0:
             return Entry(x)
-        x = _number(x, leaf)
-        chosen, plan = leaf.strategy, leaf.strategy.plan or self.plan
-        stacked = self.layers(leaf.path)
+        x = number(x, leaf)
+        chosen, stacked = leaf.strategy, self.layers(leaf.path)
         if chosen.kind == "server" and known:
-            whole = Shard(None, x.shape[stacked:], plan.axes, chosen.servers)
-            return Entry(own(scaled(x, chosen, known), whole, dict(plan.sizes)))
+            whole = Shard(None, x.shape[stacked:], self.plan.axes, chosen.servers)
+            return Entry(own(scaled(x, chosen, known), whole, dict(self.plan.sizes)))
         if chosen.kind != "server" and not x.size:
             return Entry(jnp.zeros(x.shape, x.dtype))  # the same on all ranks, as can be seen
-        axes = chosen.axes(plan)
-        if not axes:
-            return Entry(scaled(x, chosen, known))
-        message = buckets.message_of(
-            plan,
-            axes,
-            x,
-            accumulate=chosen.accumulate,
-            wire=chosen.wire,
-            scatter=chosen.kind == "server",
-            servers=chosen.servers,
-        )
+        message = buckets.message_of(chosen, x)
         return Entry(scaled(x, chosen, known), message, ready, stacked, spec, str(leaf))
 
     def layers(self, path: str) -> int:
@@ -195,34 +216,20 @@ class Strategies:
         declared = [p for p, _ in self.patterns if p != REST]
         for pattern in [*declared, *self.stacked]:
             if not any(matches(pattern, path) for path in paths):
-                what = "stacked= has the pattern" if pattern not in declared else "the pattern"
-                raise StepError(f"{what} {pattern!r} matches no leaf. {nearest(pattern, paths)}")
-
-    def _lies_as_declared(self, leaf: Declared) -> None:
-        if leaf.axes is None:
-            return
-        over, kind = " and ".join(leaf.axes), leaf.strategy.kind
-        if leaf.shard is not None:
-            if kind != "server" or set(leaf.axes) != set((leaf.strategy.plan or self.plan).axes):
-                raise StepError(
-                    f"{leaf} is a Shard over {over}, but its strategy is {leaf.strategy}. Declare "
-                    "strategy.server(plan), with a plan over these axes."
-                )
-        elif kind != "local" or set(leaf.axes) != set(leaf.strategy.dropped):
-            names = ", ".join(f'"{a}"' for a in leaf.axes)
-            raise StepError(
-                f"{leaf} is ranked over {over}: each rank has its own. But its strategy is "
-                f"{leaf.strategy}. Declare strategy.local({names}), or make it one for all ranks."
-            )
+                what = "the pattern" if pattern in declared else "of stacked= the pattern"
+                below = f"{pattern.rstrip('/')}/"
+                inside = any(path.startswith(below) for path in paths)
+                hint = f'Write "{below}*" for all below it.' if inside else nearest(pattern, paths)
+                raise StepError(f"{what} {pattern!r} matches no leaf. {hint}")
 
 
 def strategies(patterns: Mapping[str, Strategy], bucket: str | int = "32MiB") -> Strategies:
     """What happens to the gradients of each parameter, by patterns of its path.
 
-    ``patterns``: of paths as ``blocks/0/kernel``, where ``*`` stands for any part. ``"*"`` alone means
-    the leaves that no other takes; others must not meet in a leaf. ``bucket``: gradients that are
-    treated alike are reduced together, up to so many bytes, those which the backward makes first
-    before others.
+    ``patterns``: of paths as ``blocks/0/kernel``, where ``*`` stands for any part, "/" included, and
+    all else for itself. ``"*"`` alone means the leaves that no other takes; others must not meet in a
+    leaf. ``bucket``: gradients that are treated alike are reduced together, up to so many bytes as
+    they travel, those which the backward makes first before others.
 
     Raises StepError for what is no strategy, MeshError where the plans are for different meshes or
     axes, and for axes that they do not have, DataError for bucket sizes.
@@ -235,8 +242,13 @@ def strategies(patterns: Mapping[str, Strategy], bucket: str | int = "32MiB") ->
     for pattern, chosen in patterns.items():
         if not isinstance(pattern, str) or not isinstance(chosen, Strategy):
             raise StepError(
-                f"collc.strategies: {pattern!r}: {chosen!r} is no pattern with its strategy. See "
-                "collc.strategy."
+                f"collc.strategies takes pairs of a pattern and a strategy, as collc.strategy makes "
+                f"them, not {_said(pattern)}: {_said(chosen)}."
+            )
+        if set(pattern) == {"*"} and pattern != REST:
+            raise StepError(
+                f'collc.strategies: {pattern!r} stands for any path. Write "*", which takes what no '
+                "other pattern does."
             )
     plans = [(p, s.plan) for p, s in patterns.items() if s.plan is not None]
     if not plans:
@@ -255,35 +267,10 @@ def strategies(patterns: Mapping[str, Strategy], bucket: str | int = "32MiB") ->
         check_axes(chosen.dropped, plan)
     if isinstance(bucket, bool) or not isinstance(bucket, str | int):
         raise DataError(f"bucket= is a size in bytes, as '32MiB', not {bucket!r}")
-    return Strategies(tuple(patterns.items()), plan, parse_size(str(bucket)))
+    placed = tuple((p, s if s.plan else replace(s, plan=plan)) for p, s in patterns.items())
+    return Strategies(placed, plan, parse_size(str(bucket)))
 
 
-def _nodes(tree: Any) -> Iterator[tuple[tuple[str, ...] | None, Shard | None]]:
-    """For each leaf the axes of the Ranked node or Shard that it is in, and that Shard."""
-    for node in jax.tree.leaves(tree, is_leaf=lambda x: rank_axes(x) is not None):
-        shard = node if is_shard(node) else None
-        yield from [(rank_axes(node), shard)] * len(jax.tree.leaves(node))
-
-
-def _number(x: Any, leaf: Declared) -> jax.Array:
-    try:
-        value = jnp.asarray(x)
-    except (TypeError, ValueError):
-        raise DataError(f"{leaf}: {x!r} is no array, nor a number") from None
-    if not jnp.issubdtype(value.dtype, jnp.inexact):
-        raise DataError(
-            f"{leaf} is {value.dtype}, which has no mean of its own dtype. Give None for parameters "
-            "that have no gradient, or cast it to a floating-point dtype."
-        )
-    return value
-
-
-def _shape(x: Any, leaf: Declared, sizes: Mapping[str, int]) -> jax.ShapeDtypeStruct:
-    """What a rank reduces of a leaf, from the global arrays that are outside a step."""
-    shape, dtype = jnp.shape(x), jnp.result_type(x)
-    if leaf.axes is not None:
-        shape = shape[len(leaf.axes) :]
-    if leaf.shard is not None:
-        whole = leaf.shard.shape
-        shape = (*shape[: len(shape) - max(1, len(whole))], *whole)
-    return jax.ShapeDtypeStruct(shape, dtype)
+def _said(x: Any) -> str:
+    """How messages name what was given."""
+    return repr(x) if isinstance(x, str | int | float | None) else f"a {type(x).__name__}"

@@ -133,7 +133,7 @@ assert not {"jax", "flax"} & sys.modules.keys()
 
 
 def test_help_says_the_defaults_of_models(cli, monkeypatch):
-    from collc.training.abstract import BATCH, SEQ
+    from collc.training.lm.abstract import BATCH, SEQ
 
     monkeypatch.setenv("COLUMNS", "200")
     said = cli("compile", "--help").stdout

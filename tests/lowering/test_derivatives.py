@@ -326,7 +326,9 @@ def collectives(f, check_vma=False):
 
 
 def test_one_equation_with_the_name():
-    tree = lambda x: {"a": x, "b": x[0], "i": jnp.arange(3)}  # noqa: E731
+    def tree(x):
+        return {"a": x, "b": x[0], "i": jnp.arange(3)}
+
     found = collectives(lambda x: collc.psum(tree(x[0]), AR)["a"])
     assert found == [("all_reduce", AR, 2)]  # an operand for each dtype
     shown = str(jax.make_jaxpr(typed(lambda x: collc.psum(x, AR), P("x"), False))(numbers(2)))

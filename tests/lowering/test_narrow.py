@@ -34,7 +34,10 @@ def one_shot(n):
 
 def total(schedule, x, **how):
     mesh = Mesh(np.array(jax.devices()[:N]), ("x",))
-    body = lambda v: collc.psum(v[0], schedule, **how)[None]  # noqa: E731
+
+    def body(v):
+        return collc.psum(v[0], schedule, **how)[None]
+
     return np.asarray(
         jax.jit(jax.shard_map(body, mesh=mesh, in_specs=P("x"), out_specs=P("x"), check_vma=False))(
             x

@@ -7,7 +7,7 @@ from jax.sharding import PartitionSpec as P
 import collc
 from collc.errors import DataError
 from collc.models import transformer
-from collc.training.abstract import abstract_step
+from collc.training.lm.abstract import abstract_step
 
 
 @pytest.fixture(scope="module")

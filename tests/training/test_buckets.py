@@ -13,13 +13,15 @@ from collc.errors import ScheduleError
 from collc.language.library import load
 from collc.training.gradients.buckets import cut
 
+BOTH = ("host", "gpu")
 collectives = load(Path(__file__).parent / "asked.py").collectives
 
 
-def asked(strategies, grads):
+def asked(strategies, grads, reduce=None):
     """The collectives of a reduction of each rank's part, in the order of the program."""
+    reduce = reduce or strategies.reduce
     step = collc.schedule(strategies.plan, batch="grads")(
-        lambda grads: collc.Ranked(strategies.reduce(grads))
+        lambda grads: collc.Ranked(jax.tree.leaves(reduce(grads)))
     )
     return list(collectives(jax.make_jaxpr(step)(grads)))
 
@@ -55,8 +57,14 @@ def test_dtypes_strategies_and_plans_travel_apart(plan, mesh):
     )
     one, half = jnp.ones((8, 3)), jnp.ones((8, 3), jnp.bfloat16)
     grads = {"a": one, "b": half, "c": one, "experts": [one], "other": [one], "own": [one]}
-    found = asked(s, grads)
-    assert found == [("float32", 3, 1), ("float32", 3, 1), ("bfloat16", 3, 1), ("float32", 6, 1)]
+
+    def lying(g):
+        experts, own = collc.Ranked(g["experts"], "gpu"), collc.Ranked(g["own"], BOTH)
+        return s.reduce(g | {"experts": experts, "own": own})
+
+    found = asked(s, grads, lying)
+    wide = ("float32", 3, 1)  # of bfloat16: a bucket of its own, in which sums travel in float32
+    assert found == [wide, wide, wide, ("float32", 6, 1)]
 
 
 def test_backward_order(plan):
@@ -73,28 +81,68 @@ def test_backward_order(plan):
     assert sizes == [1, 35, 15, 6]
 
 
-def test_narrow_gradients_travel_narrow_and_are_added_wide(plan):
-    # Rank 0 has 1, the others 1/256: in bfloat16 sums the small ones vanish.
-    g = np.full((8, 1), 2.0**-8, np.float32)
-    g[0] = 1
-    g = jnp.asarray(g, jnp.bfloat16)
-
-    def run(**how):
-        s = collc.strategies({"*": strategy.all_reduce(flat, **how)})
-        step = collc.schedule(flat, batch="g")(lambda g: s.reduce(g[0]))
-        return jax.jit(step)(g), str(jax.make_jaxpr(step)(g))
-
-    flat = collc.plan(jax.make_mesh((8,), ("gpu",), devices=jax.devices()[:8]), {"gpu": "server"})
-    (wide, text), (narrow, _) = run(), run(accumulate=None)
-    assert wide.dtype == narrow.dtype == jnp.bfloat16
-    assert float(wide[0]) == float(jnp.bfloat16((1 + 7 * 2.0**-8) / 8)) != float(narrow[0])
-    assert "accumulate=float32" in text
+# Rank 0 has 1, the others 1/256: in bfloat16 sums the small ones vanish.
+SMALL = jnp.asarray([[1.0], *[[2.0**-8]] * 7], jnp.bfloat16)
+EXACT = float(jnp.bfloat16((1 + 7 * 2.0**-8) / 8))
 
 
-def test_what_cannot_be_added_wide_names_the_pattern(mesh):
+def placed(make, algorithm):
+    """The different means of SMALL, with its 1 at each rank in turn."""
+    mesh = jax.make_mesh((8,), ("gpu",), devices=jax.devices()[:8])
+    plan = collc.plan(mesh, {"gpu": algorithm})
+    s = collc.strategies({"*": make(plan)})
+
+    def own(x):
+        return x.value.reshape(-1)[:1] if isinstance(x, collc.Shard) else x
+
+    step = jax.jit(collc.schedule(plan, batch="g")(lambda g: collc.Ranked(own(s.reduce(g[0])))))
+    means = [step(jnp.roll(SMALL, k, 0)) for k in range(8)]
+    assert {m.value.dtype.name for m in means} == {"bfloat16"}
+    return {float(np.asarray(m.value).reshape(-1)[0]) for m in means}
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "halving", "tree", "doubling", "server", "native"])
+def test_narrow_gradients_are_added_in_float32_by_any_schedule(algorithm):
+    assert placed(strategy.all_reduce, algorithm) == {EXACT}
+
+
+@pytest.mark.parametrize("servers", [None, 1, 3])
+def test_narrow_gradients_are_added_in_float32_at_servers(servers):
+    assert placed(lambda plan: strategy.server(plan, servers), "ring") == {EXACT}
+
+
+@pytest.mark.parametrize("servers", [None, 2])
+def test_complex_gradients_have_their_own_sums(plan, servers):
+    s = collc.strategies({"*": strategy.server(plan, servers)})
+    step = jax.jit(collc.schedule(plan, batch="g")(lambda g: s.reduce(g[0])))
+    found = step(jnp.arange(8).reshape(8, 1) * (1 + 2j)).value
+    assert found.dtype == jnp.complex64 and np.asarray(found).reshape(-1)[0] == 3.5 + 7j
+
+
+def test_narrow_sums_are_asked_for(plan):
+    def narrow(plan):
+        return strategy.all_reduce(plan, accumulate=None)
+
+    def sent(plan):
+        return strategy.all_reduce(plan, wire="bfloat16")
+
+    assert placed(narrow, "ring") != {EXACT} != placed(sent, "ring")
+    half = {"w": jnp.ones((8, 3), jnp.bfloat16)}
+    for make, dtype in ((strategy.all_reduce, "float32"), (narrow, "bfloat16")):
+        assert asked(collc.strategies({"*": make(plan)}), half) == [(dtype, 3, 1)]
+    step = collc.schedule(plan, batch="g")(
+        lambda g: collc.Ranked(collc.strategies({"*": sent(plan)}).reduce(g[0]))
+    )
+    assert "Cast(dtype='bfloat16'" in str(jax.make_jaxpr(step)(half["w"]))
+
+
+def test_what_cannot_travel_narrow_names_the_pattern(mesh):
     plan = collc.plan(mesh, {"gpu": "doubling", "host": "ring"})
-    s = collc.strategies({"w*": strategy.all_reduce(plan)})
-    step = collc.schedule(plan, batch="g")(lambda g: s.reduce({"w1": g[0]}))
-    step(jnp.ones((8, 3)))
-    with pytest.raises(ScheduleError, match=r"w1 \(pattern 'w\*'\).*accumulate=None"):
-        step(jnp.ones((8, 3), jnp.bfloat16))
+    for wire in (None, "bfloat16"):
+        s = collc.strategies({"w*": strategy.all_reduce(plan, wire=wire)})
+        step = collc.schedule(plan, batch="g")(lambda g, s=s: s.reduce({"w1": g[0]}))
+        if wire is None:
+            step(jnp.ones((8, 3), jnp.bfloat16))
+            continue
+        with pytest.raises(ScheduleError, match=r"w1 \(pattern 'w\*'\).*Without wire="):
+            step(jnp.ones((8, 3), jnp.bfloat16))

@@ -16,7 +16,8 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from collc.errors import StepError
-from collc.training.check.replication import check, user_line
+from collc.training.check.replication import check
+from collc.training.check.values import user_line
 
 AXES = {"host": 2, "gpu": 4}
 BOTH = frozenset(AXES)
@@ -206,7 +207,9 @@ def test_a_sum_over_two_axes_of_which_one_is_reduced():
 
 
 def test_a_scattered_sum_of_the_same_is_refused():
-    step = lambda w, x: lax.psum_scatter(jnp.tile(w, 4), "gpu", tiled=True)  # noqa: E731
+    def step(w, x):
+        return lax.psum_scatter(jnp.tile(w, 4), "gpu", tiled=True)
+
     assert "lax.psum_scatter sums over gpu" in refusal(step)
 
 
@@ -479,11 +482,15 @@ def test_collectives_under_a_varying_predicate():
         return lax.cond(x[0, 0] > 0, lambda w: lax.pmax(x, "gpu").sum() * w, lambda w: w, w)  # cond
 
     def deeper(w, x):
-        inner = lambda w: lax.fori_loop(0, 2, lambda i, c: bind(c * x.sum()), w)  # noqa: E731
+        def inner(w):
+            return lax.fori_loop(0, 2, lambda i, c: bind(c * x.sum()), w)
+
         return lax.cond(x[0, 0] > 0, jax.jit(inner), lambda w: w, w)
 
     def nested(w, x):
-        inner = lambda w: lax.cond(w[0] > 0, lambda: lax.psum(x, "gpu").sum(0), lambda: w)  # noqa: E731
+        def inner(w):
+            return lax.cond(w[0] > 0, lambda: lax.psum(x, "gpu").sum(0), lambda: w)
+
         return lax.cond(x[0, 0] > 0, inner, lambda w: w, w)
 
     def body(w, x):

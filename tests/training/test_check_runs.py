@@ -13,6 +13,8 @@ from jax.interpreters import mlir
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
+import collc
+from collc import strategy
 from collc.errors import StepError
 from collc.training.check.replication import check
 
@@ -251,3 +253,52 @@ def test_what_collc_binds_itself():
     for wrong, says in (inside, "loss reduced inside grad"), (twice, "collc.psum sums over gpu"):
         with pytest.raises(StepError, match=says):
             checked_and_run(wrong)
+
+
+# -- gradients that are reduced twice -------------------------------------------------------------
+
+
+def pushed(plan, before, by=strategy.server):
+    """A step that reduces gradients by what is declared, once ``before`` has had them."""
+    s = collc.strategies({"*": by(plan)})
+
+    @collc.schedule(plan, batch="x")
+    def step(w, x):
+        out = s.reduce(before({"w": w * x.sum(), "v": w + x.sum()}, w))
+        return out
+
+    return step
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        lambda g, w: collc.psum(g),
+        lambda g, w: collc.pmean(g),
+        lambda g, w: lax.pmean(g, ("host", "gpu")),
+        lambda g, w: jax.tree.map(lambda x: 0.5 * x + w, collc.pmean(g)),
+        lambda g, w: g | {"w": collc.psum(g["w"])},
+    ],
+)
+@pytest.mark.parametrize("servers", [None, 2])
+def test_a_server_refuses_what_has_been_reduced(plan, before, servers):
+    step = pushed(plan, before, lambda plan: strategy.server(plan, servers))
+    line = r"test_check_runs.py:\d+ in step: collc.reduce.*over .* before: it reduces twice"
+    with pytest.raises(StepError, match=line + ".*this rank's gradients"):
+        step(W, X)
+
+
+def test_a_server_takes_what_is_the_same_on_all_ranks(plan):
+    out = pushed(plan, lambda g, w: {"w": 2 * w, "v": jnp.tanh(collc.pmean(g["v"]))})(W, X)
+    np.testing.assert_array_equal(np.asarray(out["w"].value).reshape(-1)[:3], 2 * W)
+
+
+def test_a_mean_of_sums_is_noted_as_one(plan):
+    for before, said in (
+        (collc.psum, "the same on all ranks, a sum over gpu and host, 8 times their mean"),
+        (lambda g: collc.psum(g, "gpu"), "of what is a sum over gpu, 4 times their mean"),
+        (collc.pmean, "the same on all ranks"),
+    ):
+        step = pushed(plan, lambda g, w, f=before: f(g), strategy.all_reduce)
+        step(W, X)
+        assert step.notes[-1].endswith(said)

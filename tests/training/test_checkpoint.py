@@ -147,7 +147,7 @@ def edit(signed=False, **fields):
         content = {**json.loads((path / "manifest.json").read_text()), **fields}
         if signed:
             content.pop("sha256")
-            content["sha256"] = manifest._digest(content)
+            content["sha256"] = manifest.digest_of(content)
         (path / "manifest.json").write_text(json.dumps(content))
 
     return damage

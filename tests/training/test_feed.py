@@ -44,9 +44,13 @@ def test_a_short_last_batch_is_refused_dropped_or_filled_up():
         ({"x": np.float32(1)}, {}, r"arrays \[rows, ...\]"),
         ({}, {}, "none"),
         (ROWS, {"short": "dorp"}, "Known: error, drop, pad"),
-        (ROWS, {"size": 0}, "Choose 1 to 10"),
+        (ROWS, {"size": 0}, "size is 0: a whole number from 1"),
+        (ROWS, {"size": 4.0}, "size is 4.0: a whole number"),
+        (ROWS, {"size": "4"}, "size is '4': a whole number"),
+        (ROWS, {"seed": -1}, "seed is -1: a whole number from 0"),
+        (ROWS, {"seed": None}, "seed is None"),
         (ROWS, {"size": 11}, "Choose 1 to 10"),
-        (ROWS, {"epochs": 0}, "1 or more"),
+        (ROWS, {"epochs": 0}, "epochs is 0: .* None for no end"),
     ],
 )
 def test_what_cannot_be_cut(arrays, options, said):
@@ -64,6 +68,10 @@ def test_a_batch_is_split_over_the_devices(plan):
         feed.place({"x": np.ones((12, 3))}, plan)
     with pytest.raises(DataError, match=r"\['n'\] is a scalar"):
         feed.place({"n": 3}, plan)
+    with pytest.raises(DataError, match=r"\['x'\] has the dtype object"):
+        feed.place({"x": np.array([None] * 8)}, plan)
+    with pytest.raises(DataError, match="the batch has the dtype <U1"):
+        feed.local(lambda t, rows: np.array(["a"] * 8), 8, plan)(0)
 
 
 def test_local_asks_for_its_own_rows_only(plan):
@@ -82,6 +90,16 @@ def test_local_asks_for_its_own_rows_only(plan):
         feed.local(load, 12, plan)
     with pytest.raises(DataError, match="rows 0 to 15 of step 0 were asked for"):
         feed.local(lambda t, rows: np.ones((4, 2)), 16, plan)(0)
+    with pytest.raises(DataError, match="8 rows a batch of batches of 16"):
+        feed.local(batches.at, 8, plan)
+
+
+def test_what_is_known_of_batches_is_known_of_global_ones(plan):
+    batches = feed.batches(np.zeros((16, 2), np.float32), 8, seed=4, epochs=3)
+    for data in (feed.local(batches.at, 8, plan), feed.joined(batches, plan)):
+        assert (data.steps, data.facts) == (6, batches.facts)
+    assert batches.facts["seed"] == 4 and batches.facts["the batch"] == "float32[2] a row"
+    assert feed.local(lambda t, rows: np.zeros((8, 2)), 8, plan).facts is None
 
 
 def test_the_runs_of_rows_of_some_devices_only(plan):

@@ -88,8 +88,14 @@ def run(folder, steps, kind):
         )
         for me in range(2)
     ]
-    said = [process.communicate(timeout=200) for process in both]
-    assert [process.returncode for process in both] == [0, 0], "\n".join(e for _, e in said)
+    try:
+        said = []
+        for process in both:
+            said.append(process.communicate(timeout=200))
+            assert process.returncode == 0, said[-1][1]
+    finally:
+        for process in both:
+            process.kill()  # one that waits for another that has failed
     finals = {out.split("FINAL ")[1].strip() for out, _ in said}
     assert len(finals) == 1
     return finals.pop()

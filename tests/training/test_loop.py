@@ -1,85 +1,18 @@
 """The loop around a step that does nothing: signals, evaluation, metrics, checkpoints."""
 
-import importlib
-import io
-import json
 import os
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass, field
 
 import pytest
-from rich.console import Console
 
-from collc.errors import CheckpointError, StepError
 from collc.training.checkpoints import checkpoint
 from collc.training.fitting.interrupt import Interrupt
-from collc.training.fitting.metrics import Metrics
+
+from .counting import Fake, at_step, fitting, kill, lines, refuse, saved, values
 
 BOTH = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-fitting = importlib.import_module("collc.training.fitting.fit")  # the package has a function fit
-
-
-@dataclass
-class Fake:
-    """A run that counts; `at` maps a step to what happens in it."""
-
-    at: dict = field(default_factory=dict)
-    losses: dict = field(default_factory=dict)
-    steps: list = field(default_factory=list)
-    evaluated: list = field(default_factory=list)
-    validation: float = 0.5
-    shown: str = ""
-
-    def step(self, state, t):
-        self.steps.append(t)
-        self.at.get(t, lambda: None)()
-        return state + 1, self.losses.get(t, 1 / (t + 1))
-
-    def evaluate(self, state):
-        self.evaluated.append(int(state))
-        return self.validation
-
-    def run(self, folder, **given):
-        console = Console(file=io.StringIO(), width=100)
-        given = {"steps": 10, "save_every": 4, "evaluate_every": 5, "keep": 9, **given}
-        try:
-            return fitting.fit(
-                self.step,
-                0,
-                lambda t: t,
-                folder=folder,
-                evaluate=self.evaluate,
-                tokens=100,
-                profile=0,
-                console=console,
-                **given,
-            )
-        finally:
-            self.shown = console.file.getvalue()
-
-
-def saved(folder):
-    return list(checkpoint.steps(folder / "checkpoints"))
-
-
-def lines(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
-def values(folder):
-    """The lines without times."""
-    keep = ("step", "loss", "validation_loss")
-    return [{k: r[k] for k in keep if k in r} for r in lines(folder)]
-
-
-def kill(number, times=1):
-    def now():
-        for _ in range(times):
-            os.kill(os.getpid(), number)
-
-    return now
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +36,7 @@ def test_every_step_once_with_checkpoints_and_validations(whole):
         (10, 0.5),
     ]
     assert all(r["tokens_per_s"] > 0 for r in records if "loss" in r)
-    for text in ("10/10", "tokens/s", "0:00 left", "loss 0.200  validation loss 0.500  0:0"):
+    for text in ("10/10", "tokens/s", "0:00 left", "loss 0.200  validation: loss 0.500  0:0"):
         assert text in fake.shown
 
 
@@ -151,9 +84,10 @@ def test_a_signal_before_the_first_step_leaves_a_checkpoint(tmp_path, monkeypatc
 @BOTH
 def test_a_second_signal_stops_at_once(tmp_path, number):
     old = signal.getsignal(number)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as error:
         Fake(at={2: kill(number, times=2)}).run(tmp_path)
     assert signal.getsignal(number) is old and not saved(tmp_path)
+    assert "2 steps are finished. There is no checkpoint yet." in error.value.__notes__[0]
 
 
 @BOTH
@@ -173,19 +107,37 @@ print("still there")
     assert ended.stderr == "stopped; nothing was written\n"
 
 
-def test_a_validation_that_is_not_finite_stops(tmp_path):
-    with pytest.raises(StepError, match=r"validation loss of step 5 is nan. The last .* step 4"):
-        Fake(validation=float("nan")).run(tmp_path)
-    assert saved(tmp_path) == [4] and lines(tmp_path)[-1]["step"] == 5
+def test_the_bar_counts_every_step_that_is_finished():
+    for last, shown in ((0, "0/10"), (1, "1/10"), (2, "2/10")):
+        fake = Fake(at={last: lambda: refuse(None)})
+        with pytest.raises(OSError):
+            fake.run(None, save_every=None, keep=None)
+        assert shown in fake.shown and "compiling" not in fake.shown
 
 
-@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
-def test_a_loss_that_is_not_finite_stops_and_saves_no_more(tmp_path, loss):
-    with pytest.raises(
-        StepError, match=rf"loss of step 6 is {loss}. The last checkpoint is that of step 4"
-    ):
-        Fake(losses={5: loss}).run(tmp_path)
-    assert saved(tmp_path) == [4]
+def test_a_folder_stays_where_it_was_when_the_working_directory_changes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other").mkdir()
+    Fake().run("run", callbacks=[at_step(3, lambda event: os.chdir(tmp_path / "other"))])
+    assert saved(tmp_path / "run") == [4, 8, 10] and not any((tmp_path / "other").iterdir())
+
+
+def test_an_event_that_is_kept_keeps_its_metrics():
+    kept = []
+    Fake().run(None, save_every=None, keep=None, callbacks=[kept.append])
+    assert [event.metrics for event in kept] == [
+        {"loss": pytest.approx(1 / n)} | ({"validation_loss": 0.5} if n % 5 == 0 else {})
+        for n in range(1, 11)
+    ]
+
+
+def test_a_run_that_was_stopped_says_so_and_one_with_nothing_to_do(tmp_path):
+    fake = Fake()
+    fake.run(tmp_path, callbacks=[at_step(3, lambda event: event.stop())])
+    assert "stopped by callback after step 3 of 10" in fake.shown
+    again = Fake()
+    again.run(tmp_path, resume=True, steps=3)
+    assert "all 3 were finished before" in again.shown
 
 
 def test_metrics_go_on_where_the_checkpoint_is(whole, tmp_path):
@@ -202,52 +154,3 @@ def test_metrics_go_on_where_the_checkpoint_is(whole, tmp_path):
     assert values(tmp_path) == values(whole[0])
     seconds = [r["seconds"] for r in lines(tmp_path)]
     assert seconds == sorted(seconds)
-
-
-def written(path):
-    """A file of ten steps' metrics."""
-    metrics = Metrics(path)
-    for step in range(1, 11):
-        metrics.write(step, loss=1 / step, seconds=float(step))
-    metrics.close()
-    return metrics
-
-
-def test_metrics_from_step_0_keep_the_old_ones(tmp_path):
-    path = tmp_path / "m.jsonl"
-    assert written(path).backup is None  # nothing to keep
-    for n in (1, 2):
-        before = path.read_text()
-        metrics = Metrics(path)
-        metrics.close()
-        assert metrics.backup == tmp_path / f"m.{n}.jsonl"
-        assert metrics.backup.read_text() == before and path.read_text() == ""
-        assert written(path).backup is None
-
-
-def test_metrics_count_steps_and_seconds_over_all_resumptions(tmp_path):
-    path = tmp_path / "m.jsonl"
-    written(path)
-    metrics = Metrics(path, 4)
-    assert (metrics.steps, metrics.seconds) == (4, 4.0)
-    metrics.write(5, loss=1.0, seconds=99.5)
-    assert (metrics.steps, metrics.seconds) == (5, 99.5)
-    metrics.close()
-
-
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-def test_metrics_on_a_full_disk(tmp_path):
-    metrics = Metrics(tmp_path / "m.jsonl")
-    metrics.close()
-    metrics._file = open("/dev/full", "a")  # noqa: SIM115
-    with pytest.raises(CheckpointError, match="cannot be written: No space left on device"):
-        metrics.write(1, loss=1.0)
-    metrics.close()
-
-
-def test_a_foreign_file_is_no_metrics_and_is_kept(tmp_path):
-    for text in ("hello\n", "[1]\n", '{"loss": 1}\n'):
-        (tmp_path / "m.jsonl").write_text(text)
-        with pytest.raises(CheckpointError, match="not a file of metrics"):
-            Metrics(tmp_path / "m.jsonl", 3)
-        assert (tmp_path / "m.jsonl").read_text() == text

@@ -9,7 +9,7 @@ import pytest
 import collc
 from collc.errors import StepError
 from collc.lowering.shards import Shard
-from collc.training.separable import check_separable
+from collc.training import separable
 
 BOTH = ("host", "gpu")
 TREE = {
@@ -22,11 +22,12 @@ TREE = {
 
 
 def checked(plan, tx, tree=TREE):
-    """Traces the check, in a step that has the tree for gradients and for parameters."""
+    """Traces an update, in a step that has the tree for gradients and for parameters."""
 
     @collc.schedule(plan, batch=())
     def step(grads, params):
-        check_separable(tx, grads, tx.init(params), params)
+        new = separable.update(tx, grads, separable.init(tx, params), params)
+        assert jax.tree.structure(new[0]) == jax.tree.structure(params)
 
     jax.make_jaxpr(step)(tree, tree)
 
@@ -71,6 +72,17 @@ ACCEPTED = {
     ),
     "one draw for all": transformation(lambda x: x * jax.random.normal(jax.random.key(0))),
 }
+
+
+def test_the_update_is_traced_once(plan):
+    traced = []
+
+    def update(updates, state, params=None):
+        traced.append(params)
+        return updates, state
+
+    checked(plan, optax.GradientTransformation(optax.init_empty_state, update))
+    assert len(traced) == 1
 
 
 @pytest.mark.parametrize("name", ACCEPTED)

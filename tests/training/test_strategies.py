@@ -11,6 +11,7 @@ from flax import linen, nnx
 import collc
 from collc import strategy
 from collc.errors import DataError, MeshError, StepError
+from collc.training.paths import matches
 
 BOTH = ("host", "gpu")
 # A whole number for each rank: sums are exact, and so are these divisions.
@@ -30,7 +31,9 @@ def rows(s, g=G, **counts):
     @collc.schedule(s.plan, batch=("g", "counts"))
     def step(g, counts):
         own = {name: c[0] for name, c in counts.items() if name != "none"}
-        return collc.Ranked(s.reduce({"w": g[0]}, **own)["w"])
+        dropped = dict(s.patterns)["*"].dropped
+        out = s.reduce({"w": collc.Ranked(g[0], dropped) if dropped else g[0]}, **own)["w"]
+        return collc.Ranked(out.value if dropped else out)
 
     return np.asarray(step(g, {"none": HERE, **counts}).value).reshape(8, 3)
 
@@ -85,7 +88,7 @@ def test_counts_that_are_missing_or_idle(plan):
         rows(ranks, tokens=TOKENS)
     with pytest.raises(StepError, match="participates= has no effect"):
         rows(tokens, tokens=TOKENS, participates=HERE)
-    with pytest.raises(StepError, match="tokens= was not given"):
+    with pytest.raises(StepError, match=r"tokens= was not given.*push.grads, reduced=True"):
         rows(tokens)
     with pytest.raises(DataError, match=r"one number for this rank, not int32\[2\]"):
         rows(tokens, tokens=np.int32([[1, 2]] * 8))
@@ -113,15 +116,17 @@ def test_stacked_layers_are_not_cut(plan):
     step = collc.schedule(plan)(lambda g: s.reduce(g))
     out = jax.jit(step)(grads)
     assert out["blocks"][0].shape == (5, 3) and out["w"].shape == (2, 5, 3)
-    with pytest.raises(StepError, match="stacked= has the pattern 'blocks/\\*' matches no leaf"):
+    with pytest.raises(StepError, match=r"of stacked= the pattern 'blocks/\*' matches no leaf"):
         s.of({"w": jnp.ones(3)})
 
 
 def test_patterns(plan):
     every, own = strategy.all_reduce(plan), strategy.local("gpu")
-    tree = {"embed": {"table": 1.0}, "blocks": [{"w": 2.0}, {"w": 3.0}], "none": None}
+    table = collc.Ranked(1.0, "gpu")
+    tree = {"embed": {"table": table}, "blocks": [{"w": 2.0}, {"w": 3.0}], "none": None}
     s = collc.strategies({"embed/*": own, "*": every})
-    assert s.of(tree) == [("blocks/0/w", every), ("blocks/1/w", every), ("embed/table", own)]
+    placed = replace(own, plan=plan)
+    assert s.of(tree) == [("blocks/0/w", every), ("blocks/1/w", every), ("embed/table", placed)]
     assert hash(s) == hash(collc.strategies({"embed/*": own, "*": every})) and s.plan is plan
     with pytest.raises(StepError, match=r"'embd/\*' matches no leaf. Did you mean embed/table"):
         collc.strategies({"embd/*": own, "*": every}).of(tree)
@@ -130,6 +135,23 @@ def test_patterns(plan):
         collc.strategies({"blocks/*": own, "*/w": every, "*": every}).of(tree)
     with pytest.raises(StepError, match="blocks/0/w has no strategy"):
         collc.strategies({"embed/*": every}).of(tree)
+    for name in ("embed", "embed/"):
+        with pytest.raises(StepError, match=r'matches no leaf. Write "embed/\*" for all below it'):
+            collc.strategies({name: own, "*": every}).of(tree)
+    with pytest.raises(StepError, match=r"stands for any path. Write \"\*\", which takes what no"):
+        collc.strategies({"**": every})
+
+
+def test_a_star_is_any_part_of_a_path_and_all_else_itself():
+    assert matches("*/w", "blocks/0/attention/w") and matches("a*w", "aw")
+    assert not matches("blocks/[0]/w", "blocks/0/w") and matches("blocks/[0]/w", "blocks/[0]/w")
+    assert not matches("w?", "w1") and not matches("w", "w1") and not matches("W", "w")
+
+
+def test_two_parameters_of_one_path(plan):
+    s = collc.strategies({"*": strategy.all_reduce(plan)})
+    with pytest.raises(StepError, match=r"path 'a/b': \['a'\]\['b'\] and \['a/b'\]. Rename one"):
+        s.of({"a/b": 1.0, "a": {"b": 2.0}})
 
 
 def test_what_cannot_be_strategies(plan, mesh):
@@ -141,11 +163,14 @@ def test_what_cannot_be_strategies(plan, mesh):
         collc.strategies({"a": strategy.all_reduce(other), "*": every})
     with pytest.raises(StepError, match="none of the strategies has a plan"):
         collc.strategies({"*": strategy.local("gpu")})
-    for wrong in ({}, "*", {"*": plan}, {1: every}):
-        with pytest.raises(StepError):
+    for wrong in ({}, "*"):
+        with pytest.raises(StepError, match="takes strategies by pattern, as"):
             collc.strategies(wrong)
-    for wrong in (True, 1.5, "32MB", "0"):
-        with pytest.raises(DataError):
+    for wrong, said in (({"*": plan}, r"not '\*': a Plan"), ({1: every}, "not 1: a Strategy")):
+        with pytest.raises(StepError, match=f"takes pairs of a pattern and a strategy.*{said}"):
+            collc.strategies(wrong)
+    for wrong, said in ((True, "bytes"), (1.5, "bytes"), ("32MB", "32MB"), ("0", "0")):
+        with pytest.raises(DataError, match=said):
             collc.strategies({"*": every}, bucket=wrong)
     with pytest.raises(StepError, match="Did you mean tokens"):
         strategy.all_reduce(plan, mean="token")
@@ -155,6 +180,11 @@ def test_what_cannot_be_strategies(plan, mesh):
         strategy.server(plan, 9)
     with pytest.raises(DataError, match="floating-point dtype or None"):
         strategy.all_reduce(plan, accumulate="int32")
+    with pytest.raises(DataError, match=r"strategy.local: wire= takes a floating-point .*'bf17'"):
+        strategy.local("gpu", wire="bf17")
+    with pytest.raises(DataError, match="wire= has no effect with servers=2"):
+        strategy.server(plan, 2, wire="bfloat16")
+    assert str(strategy.all_reduce(plan, wire=jnp.bfloat16)) == "all_reduce(wire='bfloat16')"
 
 
 def test_nodes_have_to_lie_as_declared(plan):
@@ -165,18 +195,21 @@ def test_nodes_have_to_lie_as_declared(plan):
         StepError, match=r"e .* is ranked over host.*Declare strategy.local\(\"host"
     ):
         s.of({"e": collc.Ranked(one, "host"), "w": one})
+    own = collc.Ranked(one, "gpu")
     with pytest.raises(
         StepError, match=r"w .*: each rank has its own. But its strategy is all_red"
     ):
-        s.of({"e": one, "w": collc.Ranked(one, "gpu")})
+        s.of({"e": own, "w": own})
     shard = collc.Shard(one[:1], (3,), BOTH)
     with pytest.raises(StepError, match=r"w .* is a Shard over host and gpu.*strategy.server"):
-        s.of({"e": one, "w": shard})
+        s.of({"e": own, "w": shard})
+    with pytest.raises(StepError, match=r'e .*one value for all ranks.*ranked\(value, plan, "gpu"'):
+        s.explain({"e": one, "w": one})
     with pytest.raises(StepError, match="each rank has its own"):
         collc.strategies({"*": strategy.server(plan)}).of({"w": collc.Ranked(one, BOTH)})
     held = collc.strategies({"*": strategy.server(plan, mean="tokens")})
     step = collc.schedule(plan)(lambda x: held.reduce({"w": x}, tokens=1))
-    with pytest.raises(StepError, match="cannot be weighed by tokens any more"):
+    with pytest.raises(StepError, match=r"by tokens any more.*push.grads, reduced=True"):
         step(collc.Shard(jnp.ones((2, 4, 1)), (3,), BOTH))
     passed = collc.strategies({"*": strategy.server(plan)})
     step = collc.schedule(plan)(lambda x: passed.reduce({"w": x})["w"])
@@ -208,7 +241,7 @@ def test_scalars_empty_leaves_mixed_dtypes_and_no_gradient(plan, permutes):
 
 
 def test_nnx_state_and_linen_params(plan):
-    s = collc.strategies({"a/kernel": strategy.local("gpu"), "*": strategy.all_reduce(plan)})
+    s = collc.strategies({"a/kernel": strategy.server(plan), "*": strategy.all_reduce(plan)})
 
     class Net(nnx.Module):
         def __init__(self):
@@ -246,7 +279,8 @@ def test_table(plan):
     text = s.explain(params)
     rows = [" ".join(line.split()) for line in text.splitlines()]
     assert "embed/* 1 992 B server() host, gpu 8 ranks -" in rows
-    assert "experts/* 3 3 MiB local('gpu', mean=\"world\") host 8 ranks -" in rows
+    assert "experts/* 3 6 MiB local('gpu', mean=\"world\") host 8 ranks -" in rows
+    assert "experts/*: narrower gradients travel in the dtype that sums are kept in." in rows
     assert "own 1 4 B local('host', 'gpu') - 1 rank -" in rows
     assert '* 1 4 MiB all_reduce(mean="tokens", accumulate=None) host, gpu tokens -' in rows
     assert "experts/*: tree.all_reduce @ host" in rows
@@ -255,6 +289,35 @@ def test_table(plan):
     priced = collc.plan(pod, {"gpu": "ring", "host": "ring"}, machine="dgx-h100:1")
     table = collc.strategies({"*": strategy.all_reduce(priced)}).explain({"w": params["w"]})
     assert "Predicted on dgx-h100:1" in table and " us\n" in table
+
+
+def test_the_table_counts_what_travels(mesh):
+    """16 bfloat16 numbers: 64 bytes in float32 sums, 32 where told so."""
+    plan = collc.plan(mesh, {"gpu": "ring", "host": "tree"})
+    w = {"w": jax.ShapeDtypeStruct((16,), jnp.bfloat16)}
+    for chosen, size in (
+        (strategy.all_reduce(plan), "64 B"),
+        (strategy.all_reduce(plan, wire="bfloat16"), "32 B"),
+        (strategy.all_reduce(plan, accumulate=None), "32 B"),
+        (strategy.server(plan), "64 B"),
+        (strategy.server(plan, wire="bfloat16"), "32 B"),
+        (strategy.server(plan, 2), "32 B"),  # straight to the server that adds them
+    ):
+        row = collc.strategies({"*": chosen}).explain(w).splitlines()[2]
+        assert row.split()[1:4] == ["1", *size.split()], chosen
+
+
+def test_the_table_counts_what_has_a_gradient(plan):
+    class Net(nnx.Module):
+        def __init__(self):
+            self.norm = nnx.BatchNorm(3, rngs=nnx.Rngs(0))
+            self.drop = nnx.Dropout(0.5, rngs=nnx.Rngs(1))
+
+    s = collc.strategies({"*": strategy.all_reduce(plan)})
+    tree = {"w": jnp.ones(3), "step": 1, "key": jax.random.key(0), "scale": 2.0}
+    for params in (Net(), nnx.state(Net()), tree):
+        row = s.explain(params).splitlines()[2].split()
+        assert row[1] == "2", params  # scale and bias; w and scale
 
 
 def test_the_table_prices_servers_by_what_is_sent():

@@ -9,7 +9,7 @@ from flax import nnx
 
 import collc
 from collc.errors import StepError
-from collc.training.fitting.switch import Switch
+from collc.training.fitting.switch import Switch, resume
 
 TRACED = []
 
@@ -51,8 +51,10 @@ def test_nothing_is_traced_after_compile(plans):
 def test_the_first_call_compiles_all(plans):
     TRACED.clear()
     switch = Switch.plans(make, plans, start="native")
-    switch({"w": jnp.ones((4, 2))}, np.ones((16, 4), np.float32))
+    state, batch = {"w": jnp.ones((4, 2))}, np.ones((16, 4), np.float32)
+    found = switch(state, batch)
     assert len(TRACED) == 2 and switch.compiled and switch.active == "native"
+    jax.tree.map(np.testing.assert_array_equal, found, make(plans["native"])(state, batch))
 
 
 def test_modules(plans):
@@ -82,10 +84,14 @@ def test_modules(plans):
 @pytest.mark.parametrize(
     "other, said",
     [
-        (lambda s, b: (s, (b.sum(), b.sum())), "missing of 'a'|missing of 'b'"),
+        (
+            lambda s, b: (s, (b.sum(), b.sum())),
+            r"\[1\] is float32\[\] of 'a' and a tuple of 2 of 'b'",
+        ),
         (lambda s, b: (s.astype(jnp.bfloat16), b.sum()), r"float32\[3\] of 'a' and bfloat16\[3\]"),
         (lambda s, b: (s[:2], b.sum()), r"float32\[3\] of 'a' and float32\[2\] of 'b'"),
-        (lambda s, b: [s, b.sum()], "as a tree"),
+        (lambda s, b: [s, b.sum()], "the result is a tuple of 2 of 'a' and a list of 2 of 'b'"),
+        (lambda s, b: (s, b.sum(), None), "the result is|missing of 'a' and None of 'b'"),
     ],
 )
 def test_results_that_differ_are_refused(other, said):
@@ -113,10 +119,12 @@ def test_other_shapes_are_refused_and_say_what_differs():
     switch = Switch({"a": step}).compile(jnp.ones(3), {"x": jnp.ones(4)})
     with pytest.raises(StepError, match=r"\['x'\] of float32\[4\], but it is float32\[5\]"):
         switch(jnp.ones(3), {"x": jnp.ones(5)})
-    with pytest.raises(
-        StepError, match=r"\['y'\] of missing|\['x'\] of float32\[4\], but .* missing"
-    ):
+    with pytest.raises(StepError, match=r"\['x'\] of float32\[4\], but it is missing"):
         switch(jnp.ones(3), {"y": jnp.ones(4)})
+    with pytest.raises(StepError, match=r"\[1\] of a dict of 1, but it is a list of 1"):
+        switch(jnp.ones(3), [jnp.ones(4)])
+    with pytest.raises(StepError, match=r"\['x'\] of float32\[4\], but it is None"):
+        switch(jnp.ones(3), {"x": None})
     assert len(traced) == 1
 
 
@@ -130,3 +138,28 @@ def test_names_and_steps_that_cannot_be():
         Switch({"ring": lambda s: s})
     with pytest.raises(StepError, match="nothing to switch"):
         Switch({})
+    with pytest.raises(StepError, match="dict of steps with texts as their names"):
+        Switch({1: a})
+    with pytest.raises(StepError, match="dict of steps"):
+        Switch([a])  # pyright: ignore
+    with pytest.raises(StepError, match="dict of plans"):
+        Switch.plans(make, [None])  # pyright: ignore
+    for name in (["ring"], 1):
+        with pytest.raises(StepError, match="no step"):
+            Switch({"ring": a}).check(name)  # pyright: ignore
+
+
+def test_a_resumed_switch_goes_on_with_the_step_that_ran():
+    a = jax.jit(lambda s: s)
+    one = Switch({"ring": a, "native": a})
+    one.use("native")
+    other = Switch({"ring": a, "native": a}, start="ring")
+    resume(other, one.notes())
+    assert (other.active, other.count) == ("native", 1)
+    resume(other, {})  # a run without a switch
+    resume(a, {})
+    assert (other.active, other.count) == ("native", 1)
+    with pytest.raises(StepError, match=r"'native' ran, but the step is none.*Switch\(\{'native'"):
+        resume(a, one.notes())
+    with pytest.raises(StepError, match="no step 'native'"):
+        resume(Switch({"ring": a}), one.notes())

@@ -514,6 +514,9 @@ def test_refuses_what_cannot_be_reduced(plan):
         refusal(plan="ring.all_gather @ gpu")()
     with pytest.raises(DataError, match="specs= has no effect here"):
         refusal(specs={"a": P()})()
-    loss = lambda w, batch: (batch @ collc.sync(w, add=w)).mean()  # noqa: E731
+
+    def loss(w, batch):
+        return (batch @ collc.sync(w, add=w)).mean()
+
     with pytest.raises(StepError, match=r"keeps the sums itself. Drop add="):
         jax.eval_shape(collc.value_and_grad(loss, plan, microbatches=2), W["head"], X)

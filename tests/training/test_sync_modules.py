@@ -73,9 +73,11 @@ def test_modules_in_nnx_scan_and_remat(plan, k):
         np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
     # Each parameter is reduced once: 3 blocks of 9 + 3 + 3 + 3, then the head's 3 + 1.
     graph, state = nnx.split(a)
-    run = lambda state, x: collc.value_and_grad(model_synced, plan, microbatches=k)(  # noqa: E731
-        nnx.merge(graph, state), x
-    )[1]
+
+    def run(state, x):
+        grad = collc.value_and_grad(model_synced, plan, microbatches=k)
+        return grad(nnx.merge(graph, state), x)[1]
+
     asked = list(collectives(jax.make_jaxpr(run)(state, X)))
     assert ("float32", 18, LAYERS) in asked and ("float32", 4, 1) in asked
     assert sum(size * times for _, size, times in asked) == 3 * 18 + 4 + 1

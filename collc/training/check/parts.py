@@ -18,8 +18,9 @@ import numpy as np
 from jax import lax
 
 from collc.lowering.primitive import OURS
-from collc.training.check.rules import Collective, Scope
-from collc.training.check.values import opened
+from collc.training.check.rules import Collective
+from collc.training.check.scope import Scope
+from collc.training.check.values import is_literal, opened
 
 Elided = tuple[list[Any], dict[Any, Any]]
 
@@ -30,7 +31,7 @@ def elide_parts(what: Collective, eqn: Any, old: Any, scope: Scope) -> Elided | 
     ``eqn`` is the equation ``old`` of the scope, but for names of what was elided before.
     """
     whole = eqn.primitive.name == OURS and eqn.params["kind"] == "all_reduce"
-    if not whole or what.op != "mean" or len(eqn.invars) != 1 or hasattr(eqn.invars[0], "val"):
+    if not whole or what.op != "mean" or len(eqn.invars) != 1 or is_literal(eqn.invars[0]):
         return None
     axes = frozenset(what.axes)
     parts = [p for p in _parts(old.invars[0], scope) if math.prod(p.aval.shape)]
@@ -57,7 +58,7 @@ def elide_parts(what: Collective, eqn: Any, old: Any, scope: Scope) -> Elided | 
     names = dict(zip(jaxpr.invars, atoms, strict=True))
 
     def named(atom: Any) -> Any:
-        return atom if hasattr(atom, "val") else names.get(atom, atom)
+        return atom if is_literal(atom) else names.get(atom, atom)
 
     new = [
         inner.replace(invars=[*map(named, inner.invars)], source_info=eqn.source_info)
@@ -85,7 +86,7 @@ def _cuts(var: Any, scope: Scope, ends: dict[int, int]) -> Iterator[tuple[Any, i
 
 def _parts(atom: Any, scope: Scope) -> list[Any]:
     """The values that lie one after another in a flat buffer."""
-    eqn = None if hasattr(atom, "val") else scope.definitions.get(atom)
+    eqn = None if is_literal(atom) else scope.definitions.get(atom)
     if eqn is None:
         return [atom]
     if eqn.primitive.name == "reshape" and _is_flat(eqn.invars[0]):

@@ -21,42 +21,25 @@ from jax.extend.core import ClosedJaxpr
 
 from collc.errors import StepError
 from collc.lowering import sync
-from collc.training.check import rules as rules
+from collc.training.check import refusals, rules
 from collc.training.check.parts import elide_parts
-from collc.training.check.rules import Context, Scope
+from collc.training.check.rules import Context
+from collc.training.check.scope import Scope
 from collc.training.check.values import (
+    CALLS,
     Value,
     Where,
     constant,
     is_cotangent,
+    is_literal,
     join,
     opened,
     rebuilt,
     scan_split,
     taint,
     union,
-    user_line,
 )
 
-__all__ = ["Checked", "check", "user_line"]
-
-# Equations that call one jaxpr on all their operands, by the parameter that holds it.
-_CALLS = {
-    "jit": "jaxpr",
-    "pjit": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "eval_jaxpr": "call_jaxpr",
-    "core_call": "call_jaxpr",
-    "call": "call_jaxpr",
-    "remat": "jaxpr",
-    "remat2": "jaxpr",
-    "checkpoint": "jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-    "custom_vmap_call": "call",
-    "custom_partitioning": "call",
-    "linear_call": "callee",
-}
 # Results are the operands, one by one.
 _ONE_BY_ONE = frozenset({"optimization_barrier", "device_put"})
 _OUTSIDE = frozenset({"pure_callback", "io_callback", "infeed", "outfeed"})
@@ -148,7 +131,7 @@ class _Checker:
 
         for old in inner.eqns:
             eqn = old
-            if instead and any(not hasattr(a, "val") and a in instead for a in old.invars):
+            if instead and any(not is_literal(a) and a in instead for a in old.invars):
                 eqn = old.replace(invars=scope.renamed(old.invars))
             where = Where(old, context.outer)
             values = [scope.value(a) for a in old.invars]
@@ -166,22 +149,22 @@ class _Checker:
         self, eqn: Any, ins: list[Value], where: Where, context: Context, scope: Scope
     ) -> Outcome:
         name = eqn.primitive.name
-        rules.refuse_references(eqn, where)
-        if name in _CALLS:
-            param = _CALLS[name]
+        refusals.refuse_references(eqn, where)
+        if name in CALLS:
+            param = CALLS[name]
             outs, jaxpr = self.run(eqn.params[param], ins, self.within(where, context))
             return outs, [_with(eqn, **{param: jaxpr})], {}
-        if name in ("scan", "while", "cond", "custom_linear_solve"):
-            return getattr(self, name.replace("custom_", "") + "_")(eqn, ins, where, context)
+        if name in _CONTROL:
+            return _CONTROL[name](self, eqn, ins, where, context)
         if name == "call_hi_primitive":
             hidden = eqn.params["_prim"]
             if id(hidden) not in self.expanded:
-                self.expanded[id(hidden)] = rules.expand(hidden, eqn, where)
+                self.expanded[id(hidden)] = refusals.expand(hidden, eqn, where)
             outs, _ = self.run(self.expanded[id(hidden)], ins, self.within(where, context))
             return outs, [eqn], {}
         if name == "shard_map":
             remedy = "Call its body directly: the step is already inside one, over its plan's axes"
-            raise rules.refusal(where, "a shard_map inside a decorated step", remedy)
+            raise refusals.refusal(where, "a shard_map inside a decorated step", remedy)
         if name == sync.NAME:  # an identity; its backward is a collective of its own
             return [union([v], where) for v in ins[: len(eqn.outvars)]], [eqn], {}
         what = rules.collective(eqn, self.axes)
@@ -195,7 +178,7 @@ class _Checker:
         if name in _ONE_BY_ONE and len(ins) == len(eqn.outvars):
             return [union([v], where) for v in ins], [eqn], {}
         if name not in ("pvary", "pcast"):  # they change a type, no value
-            rules.refuse_unknown(eqn, where, self.axes)
+            refusals.refuse_unknown(eqn, where, self.axes)
         if name in rules.DRAWS:
             self.note_draw(ins[: rules.DRAWS[name]], where)
         return [union(ins, where)] * len(eqn.outvars), [eqn], {}
@@ -230,10 +213,11 @@ class _Checker:
             rules.check_hang(what, where, context)
         if not new or new[0] is not eqn:
             part = " in part" if new else ""
+            said = rules.said_of_sums(ins, what.axes, self.axes) if what.op == "mean" else ""
             self.note(
                 where,
-                f"{what.name} over {rules.ranks_of(what.axes)} is elided{part}: "
-                "its operand is already the same on all ranks",
+                f"{what.name} over {' and '.join(what.axes)} is elided{part}: "
+                f"its operand is already the same on all ranks{said and ','}{said}",
             )
         return outs, new, elided
 
@@ -243,7 +227,7 @@ class _Checker:
         if same and not self.quiet:
             self.note(
                 where,
-                f"random bits from a key that is the same on all ranks of {rules.ranks_of(same)}, "
+                f"random bits from a key that is the same on all ranks of {' and '.join(same)}, "
                 "so these draw the same ones (one dropout mask for all). If they shall differ: "
                 "collc.rank_key(key)",
             )
@@ -261,7 +245,7 @@ class _Checker:
         finally:
             self.quiet -= 1
 
-    def scan_(self, eqn: Any, ins: list[Value], where: Where, context: Context) -> Outcome:
+    def _scan(self, eqn: Any, ins: list[Value], where: Where, context: Context) -> Outcome:
         body, length = eqn.params["jaxpr"], eqn.params["length"]
         n_consts, n_carry = scan_split(eqn.params)
         consts, carry, xs = _split(ins, n_consts, n_carry)
@@ -276,7 +260,7 @@ class _Checker:
             outs = [*carry, *outs[n_carry:]]
         return outs, [_with(eqn, jaxpr=body)], {}
 
-    def while_(self, eqn: Any, ins: list[Value], where: Where, context: Context) -> Outcome:
+    def _while(self, eqn: Any, ins: list[Value], where: Where, context: Context) -> Outcome:
         test, body = eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
         test_consts, body_consts, carry = _split(
             ins, eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
@@ -296,7 +280,7 @@ class _Checker:
         outs = [join(c, taint(v, predicate, where)) for c, v in zip(carry, outs)]
         return outs, [_with(eqn, cond_jaxpr=test, body_jaxpr=body)], {}
 
-    def cond_(self, eqn: Any, ins: list[Value], where: Where, context: Context) -> Outcome:
+    def _cond(self, eqn: Any, ins: list[Value], where: Where, context: Context) -> Outcome:
         predicate, operands = ins[0], ins[1:]
         inside = self.under(predicate, where, self.within(where, context))
         runs = [self.run(branch, operands, inside) for branch in eqn.params["branches"]]
@@ -309,7 +293,7 @@ class _Checker:
             branches = eqn.params["branches"]
         return outs, [_with(eqn, branches=branches)], {}
 
-    def linear_solve_(self, eqn: Any, ins: list[Value], where: Where, context: Context) -> Outcome:
+    def _linear_solve(self, eqn: Any, ins: list[Value], where: Where, context: Context) -> Outcome:
         """Only `solve` runs: the others are there for derivatives, which have been taken."""
         n, jaxprs = eqn.params["const_lengths"], eqn.params["jaxprs"]
         _, consts, _, b = _split(ins, n.matvec + n.vecmat, n.solve, n.transpose_solve)
@@ -323,6 +307,14 @@ class _Checker:
         return context._replace(
             predicate=both, control=where if predicate.axes else context.control
         )
+
+
+_CONTROL = {
+    "scan": _Checker._scan,
+    "while": _Checker._while,
+    "cond": _Checker._cond,
+    "custom_linear_solve": _Checker._linear_solve,
+}
 
 
 def _with(eqn: Any, **params: Any) -> Any:

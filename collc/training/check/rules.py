@@ -1,24 +1,18 @@
 """The rules of the replication check for collectives: jax's own, and collc's one primitive."""
 
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
-
-import jax
 
 from collc.errors import StepError
 from collc.lowering import sync
 from collc.lowering.primitive import OURS
+from collc.training.check.scope import Scope
 from collc.training.check.values import (
     Value,
     Where,
-    constant,
-    holds_jaxpr,
     is_cotangent,
-    scalar_of,
     union,
 )
 
@@ -49,7 +43,7 @@ _KINDS = {
     "gather": (False, DIFFERS),
     "scatter": (False, DIFFERS),
 }
-_PUBLIC = {
+PUBLIC = {
     ("all_reduce", "sum"): "psum",
     ("all_reduce", "mean"): "pmean",
     ("all_reduce", "max"): "pmax",
@@ -57,14 +51,6 @@ _PUBLIC = {
     ("reduce_scatter", "sum"): "psum_scatter",
     ("broadcast", "sum"): "pbroadcast",
 }
-
-# Their jaxprs combine two scalars (add, max): no more than a word for the operation.
-_COMBINE = frozenset(
-    "reduce reduce_window select_and_scatter scatter scatter-add scatter_add scatter-sub "
-    "scatter_sub scatter-mul scatter_mul scatter-min scatter_min scatter-max scatter_max".split()
-)
-_REFS = frozenset({"new_ref", "get", "swap", "addupdate", "run_state", "ref_get", "ref_set"})
-_UNKNOWN_CALL = "calls a function in a way that the replication check does not know"
 
 # From the key in the first operands (so many of them) these draw random bits.
 DRAWS = {"random_bits": 1, "random_gamma": 1, "rng_bit_generator": 1, "threefry2x32": 2}
@@ -77,63 +63,6 @@ class Context(NamedTuple):
     cotangent: bool = False
     predicate: Value = Value(constant=True)
     control: Where | None = None  # the cond or while of that predicate
-
-
-class Scope:
-    """The variables of one jaxpr: their uses and definitions, found when first asked for, what is
-    known of them so far, and what stands for those that were elided.
-    """
-
-    def __init__(self, jaxpr: Any):
-        self.jaxpr = jaxpr
-        self.known: dict[Any, Value] = {}
-        self.instead: dict[Any, Any] = {}
-
-    def value(self, atom: Any) -> Value:
-        return constant(atom.val) if hasattr(atom, "val") else self.known.get(atom, Value())
-
-    def renamed(self, atoms: Sequence[Any]) -> list[Any]:
-        return [a if hasattr(a, "val") else self.instead.get(a, a) for a in atoms]
-
-    @cached_property
-    def uses(self) -> dict[Any, list[Any]]:
-        uses = defaultdict(list)
-        for eqn in self.jaxpr.eqns:
-            for var in {v for v in eqn.invars if not hasattr(v, "val")}:
-                uses[var].append(eqn)
-        for var in (v for v in self.jaxpr.outvars if not hasattr(v, "val")):
-            uses[var].append(None)  # leaves the jaxpr
-        return uses
-
-    @cached_property
-    def definitions(self) -> dict[Any, Any]:
-        return {var: eqn for eqn in self.jaxpr.eqns for var in eqn.outvars}
-
-    def scalar(self, atom: Any) -> Any:
-        """The number that an atom is known to be, else None."""
-        if hasattr(atom, "val"):
-            return scalar_of(atom.val)
-        eqn = self.definitions.get(atom)
-        return self.scalar(eqn.invars[0]) if eqn and eqn.primitive.name in _CASTS else None
-
-    def only_divided(self, var: Any, n: int) -> bool:
-        """Whether nothing but var / n is ever used: what lax.pmean binds after its psum."""
-        return all(self._divides(eqn, var, n) for eqn in self.uses[var])
-
-    def _divides(self, eqn: Any, var: Any, n: int) -> bool:
-        name = eqn.primitive.name if eqn else ""
-        if name in _CASTS:
-            return self.only_divided(eqn.outvars[0], n)
-        if name == "div" and eqn.invars[0] is var:
-            return self.scalar(eqn.invars[1]) == n
-        if name == "mul":
-            others = [self.scalar(v) for v in eqn.invars if v is not var]
-            factor = others[0] if len(others) == 1 else None
-            return factor is not None and math.isclose(factor * n, 1, rel_tol=1e-6)
-        return False
-
-
-_CASTS = frozenset({"convert_element_type", "broadcast_in_dim", "reshape", "pvary", "copy"})
 
 
 @dataclass(frozen=True)
@@ -169,7 +98,7 @@ def collective(eqn: Any, sizes: dict[str, int]) -> Collective | None:
         if kind not in _KINDS:
             raise StepError(f"{OURS} of kind {kind!r} is not known to the replication check")
         reduces, effect = _KINDS[kind]
-        public = f"collc.{_PUBLIC.get((kind, op), kind)}"
+        public = f"collc.{PUBLIC.get((kind, op), kind)}"
         axes = named_axes(params["axes"])
         inside = tuple(a for a in axes if a in sizes)
         return Collective(public, inside, axes, "axes", op if reduces else None, effect)
@@ -182,15 +111,6 @@ def collective(eqn: Any, sizes: dict[str, int]) -> Collective | None:
     return Collective(f"lax.{public}", inside, axes, param, op, effect, groups)
 
 
-def ranks_of(axes: Iterable[str]) -> str:
-    """How messages name axes.
-
-    >>> ranks_of(["host", "gpu"])
-    'host and gpu'
-    """
-    return " and ".join(axes)
-
-
 def check_sum(
     what: Collective,
     eqn: Any,
@@ -201,22 +121,26 @@ def check_sum(
     scope: Scope,
     sizes: dict[str, int],
 ) -> str | None:
-    """Refuses a sum of what is already the same; returns a note where it is a mean in truth."""
+    """Refuses a sum of what is already the same, and what is reduced twice before it is scattered;
+    returns a note where a sum is a mean in truth, or a mean one of sums.
+    """
     same = [a for a in what.axes if a not in value.axes]
-    if not same or value.zero or what.op not in ("sum", "mean"):
+    if not (same or value.summed) or value.zero or what.op not in ("sum", "mean"):
         return None
     shape = eqn.invars[index].aval.shape
-    axes, times = ranks_of(same), math.prod(sizes[a] for a in same)
+    axes, times = " and ".join(same), math.prod(sizes[a] for a in same)
     if what.op == "mean" and is_sync(eqn):  # a gradient that does not depend on the batch
         return None
-    if is_cotangent(eqn, context.cotangent):
+    if same and is_cotangent(eqn, context.cotangent):
         raise StepError(
             f"{where}: loss reduced inside grad. The derivative of {what.name} reduces a cotangent "
             f"that is the same on all ranks of {axes}: gradients can come out {times} times too "
             "large. Differentiate the local loss, reduce after: pmean gradients and loss outside "
             "of grad."
         )
-    if what.op == "mean" or value.constant:
+    if what.op == "mean":
+        return _check_mean(what, value, same, where, sizes)
+    if not same or value.constant:
         return None
     if what.effect == SAME:
         var = eqn.outvars[index]
@@ -226,10 +150,35 @@ def check_sum(
             return f"mean over {axes} of what is already the same there: right, but not free"
     times = what.size(sizes, shape) if what.groups else times
     raise StepError(
-        f"{where}: {what.name} sums over {ranks_of(what.axes)}, but its operand is already the "
+        f"{where}: {what.name} sums over {' and '.join(what.axes)}, but its operand is already the "
         f"same on all ranks of {axes}: the sum multiplies it by {times}. Drop the second "
         "reduction, or use pmean."
     )
+
+
+def _check_mean(
+    what: Collective, value: Value, same: Sequence[str], where: Where, sizes: dict[str, int]
+) -> str | None:
+    """Refuses gradients that have been reduced before they are scattered; notes a mean of sums."""
+    again = frozenset(what.axes) & (value.summed | value.reduced.intersection(same))
+    over = " and ".join(what.axes)
+    if what.effect == DIFFERS and again:
+        before = " and ".join(a for a in what.axes if a in again)
+        raise StepError(
+            f"{where}: {what.name} takes the mean over {over} of what has been reduced over {before} "
+            "before: it reduces twice. state.push and Strategies.reduce take this rank's gradients. "
+            "Drop the first reduction."
+        )
+    said = said_of_sums([value], same, sizes)
+    elided = not value.axes.intersection(what.axes)  # and noted then
+    return f"mean over {over} of what is{said}" if said and not elided else None
+
+
+def said_of_sums(values: Sequence[Value], axes: Iterable[str], sizes: dict[str, int]) -> str:
+    """What a mean over some axes makes of sums over them; "" where there are none."""
+    over = [a for a in axes if any(a in v.summed for v in values)]
+    times = math.prod(sizes[a] for a in over)
+    return f" a sum over {' and '.join(over)}, {times} times their mean" if over else ""
 
 
 def is_sync(eqn: Any) -> bool:
@@ -251,8 +200,8 @@ def check_hang(what: Collective, where: Where, context: Context) -> None:
     name = control.eqn.primitive.name if control else "cond"
     at = f" at {control.line()}" if control and control.line() else ""
     raise StepError(
-        f"{where}: {what.name} over {ranks_of(what.axes)} stands inside a {name}{at} whose "
-        f"predicate differs between the ranks of {ranks_of(split)} (since "
+        f"{where}: {what.name} over {' and '.join(what.axes)} stands inside a {name}{at} whose "
+        f"predicate differs between the ranks of {' and '.join(split)} (since "
         f"{context.predicate.chain()[0]}): ranks would wait for each other for ever. Reduce the "
         f"predicate first (pmax of it), or move the collective out of the {name}, for example "
         "with jnp.where."
@@ -271,8 +220,11 @@ def result(what: Collective, eqn: Any, value: Value, where: Where, sizes: dict[s
         after = value.axes if len(reached) == everyone else value.axes | axes
     else:
         after = value.axes | axes
-    plain = union([value], where)
-    return plain.over(after, where)
+    plain = union([value], where).over(after, where)
+    if what.effect != SAME or what.groups or what.op not in ("sum", "mean"):
+        return plain
+    summed = value.summed | axes if what.op == "sum" else value.summed  # a mean of sums is no mean
+    return replace(plain, reduced=value.reduced | axes, summed=summed)
 
 
 def elide(what: Collective, eqn: Any, values: Sequence[Value]) -> tuple[list[Any], dict[Any, Any]]:
@@ -310,57 +262,3 @@ def _same_type(a: Any, b: Any) -> bool:
     """Where a mean changes the type (of integers), or its weakness, the equation has to stay."""
     weak = getattr(a, "weak_type", False), getattr(b, "weak_type", False)
     return a.shape == b.shape and a.dtype == b.dtype and weak[0] == weak[1]
-
-
-def unknown_axes(eqn: Any, sizes: dict[str, int]) -> Iterator[str]:
-    """The manual axes that an equation without a rule mentions."""
-    for key, param in eqn.params.items():
-        if "axis" in key or "axes" in key:
-            yield from (a for a in named_axes(param) if isinstance(a, str) and a in sizes)
-    for effect in eqn.effects:
-        if type(effect).__name__ == "NamedAxisEffect" and effect.name in sizes:
-            yield effect.name
-
-
-# -- what is not known ----------------------------------------------------------------------------
-
-
-def refusal(
-    where: Where, found: str, remedy: str = "Move it out of the step, or report it to collc"
-) -> StepError:
-    """The error for what the check does not follow."""
-    return StepError(f"{where}: {found}. {remedy}.")
-
-
-def refuse_references(eqn: Any, where: Where) -> None:
-    """Refuses mutable references: what one equation writes, another reads."""
-    name, kinds = eqn.primitive.name, {type(v.aval).__name__ for v in eqn.invars}
-    if name in _REFS or "AbstractRef" in kinds:
-        found = f"{name!r} uses a mutable reference, which the replication check cannot follow"
-        raise refusal(where, found, "Use plain values in the step (jax.lax.scan, x.at[i].set)")
-
-
-def refuse_unknown(eqn: Any, where: Where, sizes: dict[str, int]) -> None:
-    """Refuses an equation without a rule that calls a function, or that communicates."""
-    name = eqn.primitive.name
-    higher = any(holds_jaxpr(p) for p in eqn.params.values()) and name not in _COMBINE
-    if higher or name.startswith("call_hi_primitive"):
-        raise refusal(where, f"{name!r} {_UNKNOWN_CALL}")
-    axes = ranks_of(sorted(set(unknown_axes(eqn, sizes))))
-    if axes:
-        found = f"{name!r} works over {axes} in a way that the replication check does not know"
-        remedy = f"Use one of {', '.join(dict.fromkeys(_PUBLIC.values()))}, all_gather, all_to_all"
-        raise refusal(where, found, remedy)
-
-
-def expand(hidden: Any, eqn: Any, where: Where) -> Any:
-    """The jaxpr of a primitive that jax.experimental.hijax defines, such as jnp.searchsorted's."""
-
-    def flat(*args):
-        return hidden.expand(*jax.tree.unflatten(hidden.in_tree, args))
-
-    try:
-        args = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
-    except AttributeError:  # a type of its own, not an array
-        raise refusal(where, f"{type(hidden).__name__!r} {_UNKNOWN_CALL}") from None
-    return jax.make_jaxpr(flat)(*args)

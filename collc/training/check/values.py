@@ -23,6 +23,12 @@ _ZERO_IF_ALL = frozenset(
     "transpose reduce_sum slice concatenate pad rev pvary "
     "psum psum_invariant reduce_scatter all_gather all_to_all collc_collective".split()
 )
+# What was reduced is still that after these: they move elements about, or scale and add them.
+_MOVES = frozenset(
+    "reshape squeeze expand_dims transpose rev copy copy_p convert_element_type broadcast_in_dim "
+    "concatenate slice split unstack pad pvary pcast optimization_barrier device_put".split()
+)
+_SCALES = frozenset("mul div neg add add_any sub select_n clamp".split())
 
 
 # -- source lines ---------------------------------------------------------------------------------
@@ -82,19 +88,23 @@ class Value:
     """What is known of a value.
 
     axes: the manual axes over which it varies. constant: it depends on no input. zero: it is 0.
-    first, last: where its variation set in (None: at an argument) and where it was computed.
+    reduced: the axes over which it, or a part, is a sum or mean, whatever it was scaled by since;
+    summed: a sum, as it came. first, last: where its variation set in (None: at an argument) and
+    where it was computed.
     """
 
     axes: frozenset[str] = _NONE
     constant: bool = False
     zero: bool = False
+    reduced: frozenset[str] = _NONE
+    summed: frozenset[str] = _NONE
     first: Where | None = None
     last: Where | None = None
 
     @property
-    def state(self) -> tuple[frozenset[str], bool, bool]:
+    def state(self) -> tuple[Any, ...]:
         """What a fixpoint compares."""
-        return self.axes, self.constant, self.zero
+        return self.axes, self.constant, self.zero, self.reduced, self.summed
 
     def chain(self) -> tuple[str, ...]:
         """The first and the last user line of its variation; empty where it does not vary."""
@@ -116,6 +126,11 @@ def constant(literal: Any) -> Value:
     return Value(constant=True, zero=scalar is not None and scalar == 0)
 
 
+def is_literal(atom: Any) -> bool:
+    """Whether an operand of an equation is a number of the program, and no variable."""
+    return hasattr(atom, "val")
+
+
 def scalar_of(literal: Any) -> Any:
     """A literal as a NumPy scalar, or None where it is something else (an array, a random key)."""
     if getattr(literal, "shape", ()) != () or not isinstance(
@@ -131,11 +146,20 @@ def union(values: Sequence[Value], where: Where) -> Value:
     axes = _NONE.union(*(v.axes for v in values))
     blame = max(values, key=lambda v: len(v.axes), default=Value())  # max keeps the first of equals
     first = (blame.first or where) if axes else None
-    return Value(axes, all(v.constant for v in values), _zero(values, where), first, where)
-
-
-def _zero(values: Sequence[Value], where: Where) -> bool:
     name = where.eqn.primitive.name
+    moves = name in _MOVES
+    return Value(
+        axes,
+        constant=all(v.constant for v in values),
+        zero=_zero(values, name),
+        reduced=_NONE.union(*(v.reduced for v in values if moves or name in _SCALES)),
+        summed=_NONE.union(*(v.summed for v in values if moves)),
+        first=first,
+        last=where,
+    )
+
+
+def _zero(values: Sequence[Value], name: str) -> bool:
     if name in _ZERO_IF_ANY:
         return any(v.zero for v in values)
     if name in _ZERO_IF_FIRST:
@@ -147,7 +171,13 @@ def join(a: Value, b: Value) -> Value:
     """Either of two values: of two branches, or of two iterations."""
     blame = a if a.axes else b
     return Value(
-        a.axes | b.axes, a.constant and b.constant, a.zero and b.zero, blame.first, blame.last
+        a.axes | b.axes,
+        constant=a.constant and b.constant,
+        zero=a.zero and b.zero,
+        reduced=a.reduced | b.reduced,
+        summed=a.summed | b.summed,
+        first=blame.first,
+        last=blame.last,
     )
 
 
@@ -156,7 +186,29 @@ def taint(value: Value, by: Value, where: Where) -> Value:
     axes = value.axes | by.axes
     blame = value if value.axes else by
     first = (blame.first or where) if axes else None
-    return Value(axes, value.constant and by.constant, value.zero, first, value.last or where)
+    constant, last = value.constant and by.constant, value.last or where
+    return replace(value, axes=axes, constant=constant, first=first, last=last)
+
+
+# Equations that call one jaxpr on all their operands, by the parameter that holds it.
+REMAT = dict.fromkeys(("remat", "remat2", "checkpoint"), "jaxpr")
+PLAIN_CALLS = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+}
+CALLS = {
+    **PLAIN_CALLS,
+    **REMAT,
+    "eval_jaxpr": "call_jaxpr",
+    "call": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_vmap_call": "call",
+    "custom_partitioning": "call",
+    "linear_call": "callee",
+}
 
 
 # -- both versions of jax -------------------------------------------------------------------------

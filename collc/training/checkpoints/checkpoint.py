@@ -29,7 +29,7 @@ import orbax.checkpoint as ocp
 
 from collc.errors import CheckpointError
 from collc.planning.agree import share
-from collc.training.checkpoints.files import unwritable, write_text
+from collc.training.checkpoints.files import write_text
 from collc.training.checkpoints.manifest import (
     HIDDEN,
     MANIFEST,
@@ -54,8 +54,6 @@ __all__ = [
     "restore",
     "save",
     "steps",
-    "unwritable",
-    "write_text",
 ]
 
 

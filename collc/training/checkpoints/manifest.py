@@ -59,10 +59,10 @@ def manifest_of(
         "files": files,
     }
     plain = json.loads(json.dumps(content, allow_nan=False))  # as it will be read: keys are strings
-    return {**plain, "sha256": _digest(plain)}
+    return {**plain, "sha256": digest_of(plain)}
 
 
-def _digest(content: Mapping[str, Any]) -> str:
+def digest_of(content: Mapping[str, Any]) -> str:
     """Of all that a manifest says, however it is laid out."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
@@ -97,7 +97,7 @@ def read(path: Path) -> tuple[Checkpoint, dict[str, tuple[int, str]]]:
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         found = manifest.get("format") if isinstance(manifest, dict) else type(manifest).__name__
         raise damaged(path, f"its {MANIFEST} has the format {found!r}, not {FORMAT!r}")
-    if manifest.pop("sha256", None) != _digest(manifest):
+    if manifest.pop("sha256", None) != digest_of(manifest):
         raise damaged(path, f"the content of its {MANIFEST} has changed since it was written")
     try:
         step, notes = int(manifest["step"]), dict(manifest["notes"])

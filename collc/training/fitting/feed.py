@@ -5,7 +5,7 @@ feed.local(load, 64, plan)                t -> a global batch; each process load
 feed.joined(parts, plan)                  global batches from each process's parts, as they come
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal
@@ -16,6 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from collc.errors import DataError
 from collc.planning.plan import Plan, check_plan
+from collc.training.fitting.forms import is_number
 from collc.training.kinds import rank_axes
 
 Short = Literal["error", "drop", "pad"]
@@ -27,6 +28,7 @@ class Batches:
     """Rows of arrays in an order that is new in each epoch: see ``batches``.
 
     ``rows``: in an epoch. ``per_epoch``: batches. ``steps``: batches in all, None without an end.
+    ``facts``: what decides which rows batch t has, as a checkpoint notes it.
     """
 
     arrays: Any
@@ -41,6 +43,15 @@ class Batches:
     def __call__(self, t: int) -> Any:
         """Batch t, each leaf [size, ...]; with "pad", that and its weights, float32 [size]."""
         return self.at(t, slice(0, self.size))
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        rows = {
+            _path(path): f"{x.dtype}{list(x.shape[1:])} a row"
+            for path, x in jax.tree.leaves_with_path(self.arrays)
+        }
+        counts = {"rows": self.rows, "size": self.size, "seed": self.seed}
+        return {**counts, "batches an epoch": self.per_epoch, "padded": self.short == "pad", **rows}
 
     def at(self, t: int, rows: slice) -> Any:
         """Some rows of batch t only, for a process that needs no others: see ``local``."""
@@ -74,8 +85,10 @@ def batches(
     the sum of weights over all ranks (``mean="tokens"``), counts each row once.
 
     Raises DataError for a last batch that is short, where ``short`` does not say what to do; arrays
-    of different lengths; sizes that cannot be.
+    of different lengths; sizes, seeds and epochs that cannot be.
     """
+    size, seed = _whole("size", size, 1), _whole("seed", seed, 0)
+    epochs = None if epochs is None else _whole("epochs", epochs, 1, ", or None for no end")
     arrays = jax.tree.map(np.asarray, arrays)
     lengths = {_path(path): x.shape[:1] for path, x in jax.tree.leaves_with_path(arrays)}
     if len(set(lengths.values())) != 1 or () in lengths.values():
@@ -84,10 +97,8 @@ def batches(
     ((rows,),) = set(lengths.values())
     if short not in _SHORT:
         raise DataError(f"short is {short!r}. Known: {', '.join(_SHORT)}.")
-    if size < 1 or rows < 1 or (short != "pad" and size > rows):
+    if rows < 1 or (short != "pad" and size > rows):
         raise DataError(f"Batches of {size} cannot be cut from {rows} rows. Choose 1 to {rows}.")
-    if epochs is not None and epochs < 1:
-        raise DataError(f"epochs is {epochs}: 1 or more are needed, or None for no end.")
     whole, rest = divmod(rows, size)
     if rest and short == "error":
         raise DataError(
@@ -109,12 +120,35 @@ def _path(keys: Any, name: str = "the batch") -> str:
     return name + jax.tree_util.keystr(keys)
 
 
+def _whole(name: str, value: Any, least: int, other: str = "") -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise DataError(f"{name} is {value!r}: a whole number from {least} on is needed{other}.")
+    return int(value)
+
+
+@dataclass(frozen=True, eq=False)
+class Global:
+    """Global batches as a function of t, and what is known of the ``Batches`` they are made of."""
+
+    _of: Callable[[int], Any] = field(repr=False)
+    steps: int | None = None
+    facts: Mapping[str, Any] | None = None
+
+    def __call__(self, t: int) -> Any:
+        return self._of(t)
+
+
+def _global(of: Callable[[int], Any], made_of: Any) -> Global:
+    known = getattr(made_of, "__self__", made_of)  # of the method ``at``, its Batches
+    return Global(of, getattr(known, "steps", None), getattr(known, "facts", None))
+
+
 def place(batch: Any, plan: Plan) -> Any:
     """A whole batch, split on dimension 0 over the devices of the plan's axes.
 
     The same batch is given on every process, which keeps its own rows. Ranked nodes, and arrays
     that lie on several processes already, are left as they are. Raises DataError, which names the
-    leaf, where dimension 0 does not divide.
+    leaf, where dimension 0 does not divide, and for what is no number.
     """
     sharding = _split(plan)
 
@@ -124,6 +158,7 @@ def place(batch: Any, plan: Plan) -> Any:
         shape = np.shape(x)
         if not shape or shape[0] % plan.ranks or not shape[0]:
             raise _uneven(_path(keys), shape, plan)
+        x = _numbers(keys, x)
         if jax.process_count() == 1:
             return jax.device_put(x, sharding)
         if isinstance(x, jax.Array) and not x.is_fully_addressable:
@@ -154,20 +189,39 @@ def _uneven(leaf: str, shape: tuple[int, ...], plan: Plan) -> DataError:
     )
 
 
-def local(load: Callable[[int, slice], Any], size: int, plan: Plan) -> Callable[[int], Any]:
+def _numbers(keys: Any, x: Any) -> Any:
+    """A leaf as an array of jax or numpy. Raises DataError for texts and objects."""
+    if isinstance(x, jax.Array):
+        return x
+    found = np.asarray(x)
+    if is_number(found.dtype):
+        return found
+    raise DataError(
+        f"{_path(keys)} has the dtype {found.dtype}, but devices hold numbers only. Make numbers of it, "
+        "or leave it out of the batch."
+    )
+
+
+def local(load: Callable[[int, slice], Any], size: int, plan: Plan) -> Global:
     """Global batches of ``size`` rows, of which each process loads those of its own devices only.
 
     ``load(t, rows)`` returns rows of batch t as a pytree of numpy arrays [rows, ...]: the method
     ``at`` of ``batches`` does. It is asked for each run of rows that this process's devices hold.
-    Raises DataError where ``size`` does not divide over the devices, or other rows come.
+    Raises DataError where ``size`` does not divide over the devices, or is another one than that of
+    the ``batches``; and where other rows come.
     """
     sharding = _split(plan)
-    if size < 1 or size % plan.ranks:
+    if _whole("size", size, 1) % plan.ranks:
         raise _uneven("the batch", (size,), plan)
+    whole = getattr(load, "__self__", None)
+    if isinstance(whole, Batches) and whole.size != size:
+        raise DataError(
+            f"local is asked for {size} rows a batch of batches of {whole.size}. Give {whole.size}."
+        )
     runs = _runs(sharding, size)
 
     def batch(t: int) -> Any:
-        parts = [load(t, slice(*run)) for run in runs]
+        parts = [jax.tree.map_with_path(_numbers, load(t, slice(*run))) for run in runs]
 
         def join(keys: Any, *own: Any) -> jax.Array:
             for (first, end), x in zip(runs, own, strict=True):
@@ -187,7 +241,7 @@ def local(load: Callable[[int, slice], Any], size: int, plan: Plan) -> Callable[
 
         return jax.tree.map_with_path(join, *parts)
 
-    return batch
+    return _global(batch, load)
 
 
 def _runs(sharding: NamedSharding, size: int) -> list[tuple[int, int]]:
@@ -219,12 +273,12 @@ def joined(parts: Any, plan: Plan) -> Any:
                     f"{_path(keys)} has the shape {list(shape)} on process {jax.process_index()}, "
                     f"and dimension 0 does not divide over its {devices} devices. Use a multiple."
                 )
-            return jax.make_array_from_process_local_data(sharding, np.asarray(x))
+            return jax.make_array_from_process_local_data(sharding, np.asarray(_numbers(keys, x)))
 
         return jax.tree.map_with_path(put, part)
 
     if callable(parts):
-        return lambda t: join(parts(t))
+        return _global(lambda t: join(parts(t)), parts)
     return _Joined(iter(parts), join)
 
 

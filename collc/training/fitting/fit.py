@@ -3,11 +3,13 @@
 folder/
   metrics.jsonl   a line a step      checkpoints/  see checkpoint.py
   report.json     where time went    tensorboard/  if asked for
+
+A run that fails leaves its report too, and a checkpoint of the steps that it finished.
 """
 
 import json
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,22 +23,26 @@ from collc.training.checkpoints import checkpoint
 from collc.training.checkpoints.checkpoint import Checkpoint
 from collc.training.checkpoints.files import unwritable, write_text
 from collc.training.fitting.carried import Carried
+from collc.training.fitting.event import Event as Event
 from collc.training.fitting.interrupt import Interrupt
+from collc.training.fitting.options import check_kinds, check_resize, count, folder_of, options
 from collc.training.fitting.outputs import CHECKPOINTS, locked, opened
 from collc.training.fitting.progress import say
-from collc.training.fitting.running import Event as Event
-from collc.training.fitting.running import Loop, Options
+from collc.training.fitting.running import Loop
 from collc.training.fitting.shares import Profiler, Report, report
 from collc.training.fitting.source import Source
 from collc.training.fitting.switch import Switch
 
 REPORT = "report.json"
-PARTS = 10  # a run saves and evaluates ten times, unless told otherwise
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """What a run came to: the state, the steps finished, the metrics of the last one, the report."""
+    """What a run came to: the state, the steps finished, the metrics of the last one, the report.
+
+    ``report.stopped`` is "" only where all steps were run, else what stopped it before: "SIGINT",
+    "SIGTERM" or "callback".
+    """
 
     state: Any
     step: int
@@ -56,7 +62,7 @@ def fit(
     save_every: int | None = None,
     keep: int | None = None,
     resume: bool = False,
-    resize: Any = None,
+    resize: Mapping[str, str] | None = None,
     callbacks: Iterable[Callable[[Event], object]] = (),
     max_skipped: int | None = None,
     tokens: int | None = None,
@@ -76,8 +82,8 @@ def fit(
         before may still read its own: each batch needs arrays of its own.
       folder: for metrics, checkpoints and the report; without, nothing is written.
       evaluate: of the state (or the modules) a validation loss or dict of scalars, every
-        ``evaluate_every`` steps and at the end. One that Ctrl-C or SIGTERM puts off is made up for when
-        the run is resumed.
+        ``evaluate_every`` steps, by default a tenth of all, and at the end. One that Ctrl-C or SIGTERM
+        puts off is made up for when the run is resumed.
       save_every: steps from one checkpoint to the next, by default a tenth of all, of which the
         newest ``keep``, 2, are kept. There is one at the end and after Ctrl-C or SIGTERM too.
       resume: go on from the newest checkpoint in ``folder``, or begin where there is none. ``resize``:
@@ -92,35 +98,29 @@ def fit(
         The state is copied to all its devices.
 
     Raises StepError for losses that are not finite, with the step and the last checkpoint; DataError
-    for data that ends, or does not divide over the devices; CheckpointError for a folder that holds
-    another run, and for full disks. What ``step`` and ``callbacks`` raise passes through.
+    for arguments that cannot be, before anything runs, and for data that ends, or does not divide over
+    the devices; CheckpointError for a folder that holds another run, and for full disks. What ``step``,
+    ``data``, ``evaluate`` and ``callbacks`` raise passes through. Before it does, the steps finished
+    are saved, on a single process, and a note on the error says what the last checkpoint is.
     """
-    path = _checked(
+    check_kinds(step, plan, console, resume=resume, tensorboard=tensorboard)
+    path = folder_of(
         folder, resume, save_every=save_every, keep=keep, resize=resize, tensorboard=tensorboard
     )
-    options = Options(
-        steps=_count("steps", steps, 0),
-        evaluate=evaluate,
-        evaluate_every=_count("evaluate_every", evaluate_every, 1, max(1, steps // PARTS)),
-        save_every=_count("save_every", save_every, 1, max(1, steps // PARTS)),
-        keep=_count("keep", keep, 1, 2),
-        callbacks=_functions(callbacks),
-        max_skipped=_count("max_skipped", max_skipped, 1, 10),
-        tokens=None if tokens is None else _count("tokens", tokens, 1),
+    asked = options(
+        steps, evaluate, evaluate_every, save_every, keep, callbacks, max_skipped, tokens
     )
-    if evaluate is None and evaluate_every is not None:
-        raise DataError("evaluate_every has no effect without evaluate. Give evaluate, or neither.")
-    if resize is not None and not resume:
-        raise DataError("resize has no effect without resume=True.")
+    profiled = count("profile", profile, 0)
     own, splits = _plan_of(step)
     carried = Carried(state, plan or own)
+    check_resize(resize, resume, carried.arrays())
     if max_skipped is not None and carried.skipped() is None:
         raise DataError(
             "max_skipped has no effect: the state has no counter of skipped steps. Use collc.server or "
             "collc.skip_nonfinite, or leave it out."
         )
-    source = Source(data, steps)
-    profiler = Profiler(_count("profile", profile, 0), carried.devices())
+    source = Source(data, asked.steps)
+    profiler = Profiler(profiled, carried.devices())
     first = jax.process_index() == 0
     console = console or Console(quiet=not first)
     if path is not None and first:
@@ -130,53 +130,40 @@ def fit(
             raise unwritable(path, error) from error
     lock = locked(path) if path is not None and first else nullcontext()
     with Interrupt() as interrupt, lock:
-        found = _found(path, resume, source, steps)
-        loop = Loop(step, carried, source, plan or (own if splits else None), options, profiler)
+        found = _found(path, resume, source, asked.steps)
+        loop = Loop(step, carried, source, plan or (own if splits else None), asked, profiler)
         if found:
             loop.resume(found, resize)
         with opened(path, found, console, resume=resume, tensorboard=tensorboard) as outputs:
-            stopped = loop.run(outputs, interrupt)
-        told = report(
-            loop.timer,
-            profiler.result,
-            steps=loop.step,
-            here=loop.step - loop.start,
-            skipped=loop.skipped,
-            switches=step.count if isinstance(step, Switch) else 0,
-            stopped=stopped,
-        )
-        say(console, str(told))
-        if path is not None and first:
-            write_text(path / REPORT, json.dumps(told.to_json(), indent=1, allow_nan=False) + "\n")
+            try:
+                stopped = loop.run(outputs, interrupt)
+            except BaseException as error:
+                with suppress(CheckpointError):  # the first error is the one to tell
+                    _leave(path, _told(loop, type(error).__name__))
+                raise
+        told = _told(loop, stopped)
+        _leave(path, told)
+    say(console, str(told))
     return Fitted(carried.state, loop.step, loop.metrics, told)
 
 
-def _checked(folder: str | Path | None, resume: bool, **others: Any) -> Path | None:
-    """The folder. Raises DataError for what has no effect without one."""
-    if folder is not None:
-        return Path(folder)
-    for name, value in {"resume": resume, **others}.items():
-        if value is not None and value is not False:
-            raise DataError(
-                f"{name} has no effect without a folder. Give folder=..., or leave it out."
-            )
-    return None
+def _told(loop: Loop, stopped: str) -> Report:
+    switch = loop.step_function
+    return report(
+        loop.timer,
+        loop.profiler.result,
+        steps=loop.step,
+        here=loop.step - loop.start,
+        skipped=loop.skipped,
+        switches=switch.count if isinstance(switch, Switch) else 0,
+        stopped=stopped,
+        asked=loop.options.steps,
+    )
 
 
-def _count(name: str, value: Any, least: int, default: int = 0) -> int:
-    if value is None:
-        return default
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise DataError(f"{name} is {value!r}: a whole number from {least} on is needed.")
-    return value
-
-
-def _functions(callbacks: Iterable[Any]) -> tuple[Any, ...]:
-    found = tuple(callbacks)
-    for callback in found:
-        if not callable(callback):
-            raise DataError(f"callbacks has {callback!r}: functions of an event are needed.")
-    return found
+def _leave(path: Path | None, told: Report) -> None:
+    if path is not None and jax.process_index() == 0:
+        write_text(path / REPORT, json.dumps(told.to_json(), indent=1, allow_nan=False) + "\n")
 
 
 def _plan_of(step: Any) -> tuple[Plan | None, bool]:

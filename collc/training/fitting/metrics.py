@@ -60,7 +60,7 @@ class Metrics:
         self.steps += "loss" in record
         self.seconds = float(record.get("seconds", self.seconds))
 
-    def write(self, step: int, **values: Any) -> None:
+    def write(self, step: int, values: Mapping[str, Any]) -> None:
         """Append one line; it is on its way to the disk when this returns. JSON has no NaN and no
         infinity: they are written as null.
         """
@@ -82,6 +82,15 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def has_finite_loss(metrics: Mapping[str, float]) -> bool:
+    """Whether the loss is finite, or there is none: other metrics may be what they like.
+
+    >>> has_finite_loss({"loss": math.nan}), has_finite_loss({"f1": math.nan})
+    (False, True)
+    """
+    return math.isfinite(metrics.get("loss", 0.0))
+
+
 class TensorBoard:
     """Scalars for TensorBoard in a folder, through tensorboardX.
 
@@ -101,7 +110,7 @@ class TensorBoard:
         except OSError as error:
             raise unwritable(folder, error) from error
 
-    def write(self, step: int, **values: Any) -> None:
+    def write(self, step: int, values: Mapping[str, Any]) -> None:
         """The values that are numbers, each as a scalar of that name."""
         for name, value in values.items():
             if isinstance(value, int | float):

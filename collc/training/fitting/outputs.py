@@ -1,7 +1,7 @@
 """The files of a run, and the lock that keeps other processes out of its folder."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,10 +74,10 @@ class Outputs:
         """How long these took."""
         return self.metrics.seconds if self.metrics else 0.0
 
-    def write(self, step: int, **values: Any) -> None:
+    def write(self, step: int, values: Mapping[str, Any]) -> None:
         for sink in (self.metrics, self.board):
             if sink is not None:
-                sink.write(step, **values)
+                sink.write(step, values)
 
 
 @contextmanager

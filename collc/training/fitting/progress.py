@@ -57,6 +57,8 @@ class Bar:
         return self
 
     def __exit__(self, *error: object) -> None:
+        if not self._recent:
+            self._progress.update(self._task, speed="")  # nothing compiles any more
         self._progress.stop()
 
     def show(self, step: int, metrics: Mapping[str, float], skipped: int, seconds: float) -> None:
@@ -64,21 +66,19 @@ class Bar:
         name = "loss" if "loss" in metrics else next(iter(metrics), "")
         self._said = f"{name} {metrics[name]:.3f}" if name else ""
         self._said += f"  {skipped} skipped" if skipped else ""
-        if step == self._first < self._steps:
-            return
-        self._recent.append(seconds)
-        typical = statistics.median(self._recent)
-        speed = f"{self._tokens / typical:,.0f} tokens/s" if self._tokens else ""
-        self._progress.update(
-            self._task,
-            completed=step,
-            said=self._said,
-            speed=speed or f"{1 / typical:,.1f} steps/s",
-            left=f"{clock((self._steps - step) * typical)} left",
-        )
+        speed = left = ""
+        if step > self._first or step == self._steps:
+            self._recent.append(seconds)
+            typical = statistics.median(self._recent)
+            if self._tokens:
+                speed = f"{self._tokens / typical:,.0f} tokens/s"
+            else:
+                speed = f"{1 / typical:,.1f} steps/s"
+            left = f"{clock((self._steps - step) * typical)} left"
+        self._progress.update(self._task, completed=step, said=self._said, speed=speed, left=left)
 
     def evaluated(self, step: int, found: Mapping[str, float], seconds: float) -> None:
         """A line above the bar: the last step and what its evaluation found, after so long."""
-        validation = "  ".join(f"{name} {x:.3f}" for name, x in found.items())
-        words = f"step {step:>5}", self._said, f"validation {validation}", clock(seconds)
+        validation = ", ".join(f"{name} {x:.3f}" for name, x in found.items())
+        words = f"step {step:>5}", self._said, f"validation: {validation}", clock(seconds)
         say(self._progress.console, "  ".join(filter(None, words)))

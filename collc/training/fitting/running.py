@@ -1,4 +1,4 @@
-"""The loop of every run: steps, what is written about them, and what callbacks ask for."""
+"""The loop of every run: steps, and what is written and asked around them."""
 
 import json
 import math
@@ -12,87 +12,31 @@ from typing import Any
 
 import jax
 
-from collc.errors import StepError
+from collc.errors import CollcError, StepError
 from collc.planning.agree import distributed, share
 from collc.planning.plan import Plan
 from collc.training.checkpoints import checkpoint
 from collc.training.checkpoints.checkpoint import Checkpoint
+from collc.training.fitting import switch
 from collc.training.fitting.carried import Carried
+from collc.training.fitting.event import Event, Started, prefixed
 from collc.training.fitting.feed import place
 from collc.training.fitting.interrupt import Interrupt
-from collc.training.fitting.metrics import finite
+from collc.training.fitting.metrics import finite, has_finite_loss
+from collc.training.fitting.options import Options
 from collc.training.fitting.outputs import Outputs
 from collc.training.fitting.progress import Bar
 from collc.training.fitting.shares import Clock, Profiler
 from collc.training.fitting.source import Source
 from collc.training.fitting.switch import Switch
+from collc.training.fitting.waiting import Watch
 
 
 @dataclass(frozen=True)
-class Options:
-    """What a run was asked for, with its defaults filled in.
+class _Failed:
+    """In the place of a batch that could not be made: the step before it is finished first."""
 
-    tokens: in a batch; without, speed is in steps. notes: more for each checkpoint to note.
-    """
-
-    steps: int
-    evaluate: Callable[..., Any] | None
-    evaluate_every: int
-    save_every: int
-    keep: int = 2
-    callbacks: tuple[Callable[["Event"], object], ...] = ()
-    max_skipped: int = 10
-    tokens: int | None = None
-    notes: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass
-class Event:
-    """What a callback gets after each step.
-
-    step: how many are finished. validation: what ``evaluate`` returned, if it was called after this
-    step. On several processes, what process 0 asks for is done on all.
-    """
-
-    step: int
-    validation: dict[str, float] | None
-    _loop: "Loop" = field(repr=False)
-
-    @property
-    def state(self) -> Any:
-        """The state after this step. The next step may take its memory: copy what is to stay."""
-        return self._loop.carried.state
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """Of this step. Waits for it."""
-        self._loop.drain()
-        return dict(self._loop.metrics)
-
-    def switch(self, name: str) -> None:
-        """Run that step of a ``Switch`` from the next one on. StepError for a name that it has not."""
-        step = self._loop.step_function
-        if not isinstance(step, Switch):
-            raise StepError(
-                f"event.switch({name!r}): the step is no collc.Switch. Give fit one, with each step "
-                "under its name."
-            )
-        self._loop.wish["switch"] = step.check(name)
-
-    def stop(self) -> None:
-        """End the run after this step, with a checkpoint."""
-        self._loop.wish["stop"] = "callback"
-
-
-@dataclass
-class _Pending:
-    """A step that was started and not yet waited for."""
-
-    step: int
-    began: float
-    metrics: dict[str, Any]
-    skipped: Any
-    switches: int | None
+    error: Exception
 
 
 @dataclass
@@ -109,7 +53,7 @@ class Loop:
     options: Options
     profiler: Profiler
     step: int = 0
-    saved: int = 0
+    saved: int | None = None
     start: int = 0
     validated: int = 0  # the step of the last evaluation
     bad: int = 0  # steps in a row that were not finite
@@ -120,51 +64,62 @@ class Loop:
 
     def resume(self, found: Checkpoint, resize: Mapping[str, str] | None = None) -> None:
         """Go on from a checkpoint; ``resize``: see ``checkpoint.restore``."""
-        notes, step = found.notes, self.step_function
-        self.carried.load(checkpoint.restore(found, self.carried.arrays(), resize or {}))
+        notes = found.notes
+        arrays = checkpoint.restore(found, self.carried.arrays(), resize or {})
         self.source.resume(notes, jax.process_index())
-        if isinstance(step, Switch) and "active" in notes:
-            step.use(notes["active"])
-            step.count = notes["switches"]
+        switch.resume(self.step_function, notes)
+        self.carried.load(arrays)  # last: what is refused changes no module
         self.step = self.saved = self.start = found.step
         self.validated, self.bad = notes.get("validated", 0), notes.get("bad", 0)
         noted = notes.get("metrics", {})
         self.metrics = {name: math.nan if x is None else x for name, x in noted.items()}
 
     def run(self, outputs: Outputs, interrupt: Interrupt) -> str:
-        """All steps, or as many as callbacks and signals let it; returns what stopped it, or ""."""
+        """All steps, or as many as callbacks and signals let it; returns what stopped it, or "".
+
+        If it fails, the steps finished are saved, and the error has a note of where the run stands.
+        """
         self.outputs, self.interrupt = outputs, interrupt
         if (skipped := self.carried.skipped()) is not None:
             self.skipped = int(skipped)
-        self._pending: deque[_Pending] = deque()
+        self._pending: deque[Started] = deque()
         self._position = ""
+        self._told: StepError | None = None  # what has said which checkpoint is the last
+        self._whole = True  # the state is that of the steps finished, and worth saving
         # On virtual CPU devices executions in flight can deadlock: each step is waited for.
         on_cpu = any(device.platform == "cpu" for device in self.carried.devices())
         self._ahead = 0 if on_cpu else 1
         self._began = self._finished = time.perf_counter()
         self._before = outputs.seconds
+        bar = Bar(outputs.console, self.step, self.options.steps, self.options.tokens)
+        with closing(self.profiler), Watch() as self._watch, bar as self._bar:
+            try:
+                return self._steps()
+            except BaseException as error:
+                self._rescue(error)
+                raise
+
+    def _steps(self) -> str:
         options = self.options
-        bar = Bar(outputs.console, self.step, options.steps, options.tokens)
-        with closing(self.profiler), bar as self._bar:
-            self._evaluate()  # which a signal may have prevented
+        self._evaluate()  # which a signal may have prevented
+        stopped = self._decide()
+        self._batch = self._take() if self.step < options.steps and not stopped else None
+        while self.step < options.steps and not stopped:
+            if isinstance(self._batch, _Failed):
+                raise self._batch.error
+            tick, other = time.perf_counter(), self._aside()
+            started = self._advance()
+            event = Event(self.step, self._evaluate(), started, self)
+            with self.timer.time("callbacks"):
+                for callback in options.callbacks:
+                    callback(event)
             stopped = self._decide()
-            batch = self._take() if self.step < options.steps and not stopped else None
-            while self.step < options.steps and not stopped:
-                tick = time.perf_counter()
-                other = self._aside()
-                batch = self._advance(batch)
-                event = Event(self.step, self._evaluate(), self)
-                with self.timer.time("callbacks"):
-                    for callback in options.callbacks:
-                        callback(event)
-                stopped = self._decide()
-                if self.step % options.save_every == 0 or stopped:
-                    self._save()
-                seconds = time.perf_counter() - tick - (self._aside() - other)
-                self.timer.add("steps" if self.step > self.start + 1 else "first step", seconds)
-            self.drain()
-            if self.saved != self.step or self.step == 0:
+            if self._due() or stopped:
                 self._save()
+            seconds = time.perf_counter() - tick - (self._aside() - other)
+            self.timer.add("steps" if self.step > self.start + 1 else "first step", seconds)
+        self.drain()
+        self._save()
         return stopped
 
     def _aside(self) -> float:
@@ -172,74 +127,72 @@ class Loop:
         asides = ("evaluation", "callbacks", "checkpoints")
         return sum(self.timer.seconds.get(name, 0.0) for name in asides)
 
-    def _advance(self, batch: Any) -> Any:
-        """One step; returns the batch of the next one, made while the devices work."""
+    def _advance(self) -> Started:
+        """One step; the batch of the next one is made while the devices work."""
         began = time.perf_counter()
+        self._whole = False
         with self.profiler.step(self.step - self.start) as profiled:
-            metrics = self.carried.call(self.step_function, batch)
+            metrics = self.carried.call(self.step_function, self._batch)
             if profiled:
                 jax.block_until_ready((metrics, self.carried.arrays()))
         self.step += 1
+        moment = self._watch.when(metrics)
         switches = self.step_function.count if isinstance(self.step_function, Switch) else None
-        pending = _Pending(self.step, began, metrics, self.carried.skipped(), switches)
-        self._pending.append(pending)
-        following = None
+        started = Started(self.step, began, metrics, self.carried.skipped(), switches)
+        self._pending.append(started)
         if self.outputs.checkpoints:
             self._position = self.source.position()
+        self._whole, self._batch = True, None
         if self.step < self.options.steps:
             tick = time.perf_counter()
-            try:
-                following = self._take()
-            except Exception:
-                self.drain()
-                raise
-            if self.step > self.start + 1 and all(map(_is_ready, metrics.values())):
-                self.timer.add("input", time.perf_counter() - tick)
+            self._batch = self._take()
+            if self.step > self.start + 1:
+                self.timer.add("input", moment.waited(tick))
         while len(self._pending) > self._ahead:
             self._finish(self._pending.popleft())
-        return following
+        return started
 
     def _take(self) -> Any:
-        batch = self.source.take(self.step)
-        return batch if self.plan is None else place(batch, self.plan)
+        try:
+            batch = self.source.take(self.step)
+            return batch if self.plan is None else place(batch, self.plan)
+        except Exception as error:  # whatever the data raises
+            return _Failed(error)
 
     def drain(self) -> None:
         """Wait for all steps that were started, and write about them."""
         while self._pending:
             self._finish(self._pending.popleft())
 
-    def _finish(self, pending: _Pending) -> None:
-        step = pending.step
-        self.metrics = {name: float(x) for name, x in pending.metrics.items()}
+    def _finish(self, started: Started) -> None:
+        step = started.step
+        started.found |= {name: float(x) for name, x in started.metrics.items()}
+        self.metrics = dict(started.found)
         before, self._finished = self._finished, time.perf_counter()
-        seconds = max(self._finished - max(before, pending.began), 1e-9)
+        seconds = max(self._finished - max(before, started.began), 1e-9)
         extra: dict[str, Any] = {}
-        if pending.skipped is None:
-            self._check_finite("loss", step)
-        else:
-            skipped = int(pending.skipped)
-            bad = skipped > self.skipped or not math.isfinite(self.metrics.get("loss", 0.0))
+        if started.skipped is not None:
+            skipped = int(started.skipped)
+            bad = skipped > self.skipped or not has_finite_loss(self.metrics)
             self.bad, self.skipped = self.bad + 1 if bad else 0, skipped
             extra["skipped"] = skipped
-        if pending.switches is not None:
-            extra["switches"] = pending.switches
+        if started.switches is not None:
+            extra["switches"] = started.switches
         if self.options.tokens:
             extra["tokens_per_s"] = round(self.options.tokens / seconds, 1)
-        self.outputs.write(step, **self.metrics, **extra, seconds=round(self._elapsed(), 3))
+        extra["seconds"] = round(self._elapsed(), 3)
+        self.outputs.write(step, {**self.metrics, **extra})
         self._bar.show(step, self.metrics, self.skipped, seconds)
-        if pending.skipped is not None and self.bad >= self.options.max_skipped:
-            raise StepError(
-                f"The steps {step - self.bad + 1} to {step} were not finite: {self.bad} in a row, and "
-                f"max_skipped is {self.options.max_skipped}. The last checkpoint is that of step "
-                f"{self.saved}. Lower the learning rate or the loss scale, or look at the data."
+        if started.skipped is None and not has_finite_loss(self.metrics):
+            raise self._ended(
+                f"The loss of step {step} is {self.metrics['loss']}.",
+                "Train afresh with a lower learning rate.",
             )
-
-    def _check_finite(self, name: str, step: int) -> None:
-        """StepError if there is such a metric and it is not finite."""
-        if not math.isfinite(value := self.metrics.get(name, 0.0)):
-            raise StepError(
-                f"The {name.replace('_', ' ')} of step {step} is {value}. The last checkpoint is that "
-                f"of step {self.saved}. Train afresh with a lower learning rate."
+        if started.skipped is not None and self.bad >= self.options.max_skipped:
+            raise self._ended(
+                f"The steps {step - self.bad + 1} to {step} were not finite: {self.bad} in a row, and "
+                f"max_skipped is {self.options.max_skipped}.",
+                "Lower the learning rate or the loss scale, or look at the data.",
             )
 
     def _elapsed(self) -> float:
@@ -259,12 +212,18 @@ class Loop:
         self.drain()
         with self.timer.time("evaluation"):
             found = self.carried.evaluate(options.evaluate)
-        values = {f"validation_{name}": x for name, x in found.items()}
+        values, elapsed = prefixed(found), self._elapsed()
         self.metrics |= values
-        self._check_finite("validation_loss", step)
-        self.validated, elapsed = step, self._elapsed()
-        self.outputs.write(step, **values, seconds=round(elapsed, 3))
+        self.outputs.write(step, {**values, "seconds": round(elapsed, 3)})
         self._bar.evaluated(step, found, elapsed)
+        if not has_finite_loss(found):
+            if self._due():
+                self._save()
+            raise self._ended(
+                f"The validation loss of step {step} is {found['loss']}.",
+                "Look at what evaluate computes, or train afresh with a lower learning rate.",
+            )
+        self.validated = step
         return found
 
     def _decide(self) -> str:
@@ -276,13 +235,18 @@ class Loop:
             self.step_function.use(wish["switch"])
         return wish.get("stop", "")
 
+    def _due(self) -> bool:
+        """Whether there is to be a checkpoint of this step."""
+        return self.step % self.options.save_every == 0 or self.step == self.options.steps
+
     def _save(self) -> None:
-        """The checkpoint of the steps finished, if there is a folder."""
-        if self.outputs.checkpoints is None:
+        """The checkpoint of the steps finished, if there is a folder and it has none of them."""
+        if self.outputs.checkpoints is None or self.saved == self.step:
             return
         self.drain()
         if self.step == self.start:
             self._position = self.source.position()
+        self._whole = False  # saving it again would fail again
         with self.timer.time("checkpoints"):
             notes = {
                 **self.options.notes,
@@ -292,14 +256,37 @@ class Loop:
                 "bad": self.bad,
             }
             if isinstance(self.step_function, Switch):
-                notes |= {"active": self.step_function.active, "switches": self.step_function.count}
+                notes |= self.step_function.notes()
             folder, keep = self.outputs.checkpoints, self.options.keep
             checkpoint.save(folder, self.step, self.carried.arrays(), notes, keep)
-        self.saved = self.step
+        self.saved, self._whole = self.step, True
 
+    def _last(self) -> str:
+        """Which checkpoint a run that ends here can go on from."""
+        if self.outputs.checkpoints is None:
+            return ""
+        if self.saved is None:
+            return "There is no checkpoint yet."
+        return f"The last checkpoint is that of step {self.saved}."
 
-def _is_ready(x: Any) -> bool:
-    return not hasattr(x, "is_ready") or x.is_ready()
+    def _ended(self, why: str, remedy: str) -> StepError:
+        """The error of numbers that are not finite, after which nothing is saved."""
+        self._whole = False
+        self._told = StepError(" ".join(filter(None, (why, self._last(), remedy))))
+        return self._told
+
+    def _rescue(self, error: BaseException) -> None:
+        """Save what is finished, where that can be, and note on the error where the run stands."""
+        if self.outputs.checkpoints is None or not self.step or error is self._told:
+            return
+        # One of several processes cannot save alone: the others may be at their next step.
+        alone = isinstance(error, Exception) and not distributed()
+        if self._whole and alone:
+            try:
+                self._save()
+            except CollcError as failed:
+                error.add_note(f"collc.fit: step {self.step} could not be saved: {failed}")
+        error.add_note(f"collc.fit: {self.step} steps are finished. {self._last()}")
 
 
 def _agreed(topic: str, value: Any) -> Any:

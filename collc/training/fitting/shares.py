@@ -15,7 +15,7 @@ import jax
 
 from collc.errors import CollcError
 from collc.receipts.profile import Profile, Span, read_profile
-from collc.training.lm.loop import clock
+from collc.training.fitting.progress import clock
 
 WARM = 2  # steps before the profiler starts: the first compiles, the second may once more
 
@@ -26,11 +26,18 @@ _COLLECTIVE = re.compile(
 )
 
 
+PARTS = ("first step", "steps", "evaluation", "checkpoints", "callbacks")  # of a run's time
+
+
 class Clock:
-    """Seconds by what they were spent on."""
+    """Seconds by what they were spent on, and since it was made."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self._made = time.perf_counter()
+
+    def total(self) -> float:
+        return time.perf_counter() - self._made
 
     def add(self, name: str, seconds: float) -> None:
         self.seconds[name] = self.seconds.get(name, 0.0) + seconds
@@ -65,17 +72,18 @@ class Report:
 
     Attributes:
       steps: finished in all, and how many of them here.
-      seconds: of the first step, which compiles; of all later ones with their input ("steps"); and of
-        "input", "evaluation", "checkpoints" and "callbacks". "input" is the time for batches that
-        were not there when the devices had finished the step before.
+      seconds: "total", of the run; of the first step, which compiles; of all later ones with their
+        input ("steps"); and of "input", "evaluation", "checkpoints" and "callbacks". "input" is the
+        time in which the devices had finished a step, and the batch of the next was not there.
       input: share of the time in "steps"; None where there were none.
       compute, communication, hidden, idle: shares of the same time, see `Split`; None where they
-        were not measured.
+        were not measured. On one device there is no communication: collectives count as compute.
       profiled: steps under the profiler, from which these are.
       why: what was not measured, and why; "" if all was.
       skipped: steps that were not finite and changed nothing.
       switches: how often the step was switched.
-      stopped: "" at the end, else "SIGINT", "SIGTERM" or "callback".
+      stopped: "" at the end, else "SIGINT", "SIGTERM" or "callback", or the error that ended it.
+      asked: how many steps were to be finished; 0 where that is not known.
     """
 
     steps: int
@@ -91,16 +99,23 @@ class Report:
     skipped: int = 0
     switches: int = 0
     stopped: str = ""
+    asked: int = 0
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     def __str__(self) -> str:
-        total = sum(self.seconds.get(name, 0.0) for name in ("first step", "steps"))
-        lines = [f"{self.here} steps in {clock(total)}"]
-        for name in ("first step", "evaluation", "checkpoints", "callbacks"):
-            if self.seconds.get(name, 0.0) >= 0.05:
-                lines[0] += f", {name} {self.seconds[name]:.1f} s"
+        lines = [f"{self.here} steps in {_long(self.seconds.get('total', 0.0))}"]
+        if self.here == 0 < self.steps:
+            lines[0] += f": all {self.steps} were finished before"
+        parts = {name: self.seconds.get(name, 0.0) for name in PARTS}
+        parts["other"] = self.seconds.get("total", 0.0) - sum(parts.values())
+        said = [f"{name} {_long(x)}" for name, x in parts.items() if x >= 0.05]
+        if said:
+            lines.append("of which " + ", ".join(said))
+        if self.stopped:
+            of = f" of {self.asked}" if self.asked else ""
+            lines.insert(0, f"stopped by {self.stopped} after step {self.steps}{of}")
         shares = {
             name: getattr(self, name) for name in ("compute", "communication", "input", "idle")
         }
@@ -116,6 +131,10 @@ class Report:
         return "\n".join(lines)
 
 
+def _long(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 60 else clock(seconds)
+
+
 def report(timer: Clock, split: Split | str, *, steps: int, here: int, **more: Any) -> Report:
     """The report of a run; ``split`` is what the profiler saw, or why it saw nothing."""
     total = timer.seconds.get("steps", 0.0)
@@ -127,11 +146,14 @@ def report(timer: Clock, split: Split | str, *, steps: int, here: int, **more: A
 
     why = split if isinstance(split, str) else ""
     if fed is None:
-        why = "all shares: there was no step after the first one, which compiles"
+        after = "after the first one, which compiles" if here else "to do"
+        why = f"all shares: there was no step {after}"
     return Report(
         steps=steps,
         here=here,
-        seconds={name: round(x, 6) for name, x in timer.seconds.items()},
+        seconds={
+            name: round(x, 6) for name, x in (("total", timer.total()), *timer.seconds.items())
+        },
         input=fed,
         compute=share("compute"),
         communication=share("communication"),
@@ -154,8 +176,11 @@ def is_collective(operation: str) -> bool:
     return _COLLECTIVE.fullmatch(operation) is not None
 
 
-def split(spans: Iterable[Span], seconds: float, steps: int) -> Split | str:
-    """What devices did in ``steps`` steps that took ``seconds`` together; or why that is not known."""
+def split(spans: Iterable[Span], seconds: float, steps: int, alone: bool = False) -> Split | str:
+    """What devices did in ``steps`` steps that took ``seconds`` together; or why that is not known.
+
+    ``alone``: there is one device, whose collectives have nobody to send to: they are copies.
+    """
     by_device: dict[int, list[Span]] = {}
     for span in spans:
         by_device.setdefault(span.device, []).append(span)
@@ -163,8 +188,10 @@ def split(spans: Iterable[Span], seconds: float, steps: int) -> Split | str:
         return "compute and communication: the profiler noted nothing of any device"
     busy, sent, both = 0.0, 0.0, 0.0
     for own in by_device.values():
-        compute = [(s.start, s.end) for s in own if not is_collective(s.operation)]
-        sends = [(s.start, s.end) for s in own if is_collective(s.operation)]
+        compute, sends = [], []
+        for s in own:
+            communicates = is_collective(s.operation) and not alone
+            (sends if communicates else compute).append((s.start, s.end))
         busy += _length(compute)
         sent += _length(sends)
         both += _length([*compute, *sends])
@@ -205,7 +232,7 @@ class Profiler:
     def __init__(self, steps: int, devices: Sequence[Any]) -> None:
         self._wanted, self._seen, self._seconds = steps, 0, 0.0
         self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._started = 0
+        self._alone = len(devices) == 1
         self.result: Split | str = self._cannot(devices) or (
             "compute and communication: the run had too few steps for the profiler, which takes "
             f"{steps} after {WARM} others"
@@ -217,8 +244,8 @@ class Profiler:
             return "compute and communication: profile=0"
         if len(devices) > 1 and devices[0].platform == "cpu":
             return (
-                f"compute and communication: {len(devices)} virtual CPU devices are threads that share "
-                "cores, and their time in collectives is how long threads wait for one another"
+                f"compute and communication: {len(devices)} virtual CPU devices are threads that "
+                "share cores"
             )
         return ""
 
@@ -264,6 +291,6 @@ class Profiler:
                 jax.profiler.stop_trace()
                 if self._seen == self._wanted:
                     profile: Profile = read_profile(folder.name)
-                    self.result = split(profile.spans, self._seconds, self._seen)
+                    self.result = split(profile.spans, self._seconds, self._seen, self._alone)
             except (CollcError, RuntimeError, OSError) as error:
                 self.result = f"compute and communication: {error}"

@@ -2,6 +2,7 @@
 
 import base64
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from collc.errors import CheckpointError, DataError
@@ -10,15 +11,19 @@ from collc.training.fitting.feed import has_position
 
 
 class Source:
-    """Batches one after the other, from step ``start`` on.
+    """Batches for the steps of a run, in turn: a function is asked for batch t, an iterator for its
+    next item.
 
-    ``position`` says where the data is before the next batch, as text for a checkpoint: of each
-    process, since each has its own part. Raises DataError for what is no data, or has too few steps.
+    ``position`` is what a checkpoint needs so that a resumed run sees the batches that it would have
+    seen, as text: where an iterator is, of each process, since each has its own part; and what
+    ``feed`` knows of its batches (``facts``), which have to be those of the run that was saved.
+    Raises DataError for what is no data, or has too few steps.
     """
 
     def __init__(self, data: Any, steps: int) -> None:
         self._function: Any = data if callable(data) else None
         self._items: Any = data
+        self._facts: Mapping[str, Any] | None = getattr(data, "facts", None)
         known = getattr(data, "steps", None)
         if isinstance(known, int) and known < steps:
             raise DataError(
@@ -46,10 +51,10 @@ class Source:
             ) from None
 
     def position(self) -> str:
-        """This process's position, "" of a function, which needs none."""
-        if self._function is not None or not self._can:
-            return ""
-        return _text(self._items.get_state())
+        """This process's position; "" of a function of which nothing is known."""
+        if self._function is not None:
+            return json.dumps({"facts": dict(self._facts)}) if self._facts is not None else ""
+        return _text(self._items.get_state()) if self._can else ""
 
     def notes(self, position: str) -> dict[str, Any]:
         """What a checkpoint notes: the positions of all processes, None where there is none."""
@@ -69,9 +74,10 @@ class Source:
         """Go to where the checkpoint's run was. Raises CheckpointError, DataError."""
         self.check_resumable()
         saved = notes.get("data")
-        if self._function is not None and saved is not None and not any(saved):
+        if self._function is not None and saved is not None and all(map(_of_function, saved)):
+            self._check_same(saved[process if len(saved) > process else 0])
             return
-        if self._function is not None or not saved or not all(saved):
+        if self._function is not None or not saved or any(map(_of_function, saved)):
             raise CheckpointError(
                 "The run that saved the checkpoint had another kind of data: a function of t there or "
                 "here, an iterator in the other. Resume with the data of that run."
@@ -83,6 +89,27 @@ class Source:
                 f"{here}. Resume with as many processes, or give data as a function of t (feed.local)."
             )
         self._items.set_state(_value(saved[process]))
+
+    def _check_same(self, saved: str) -> None:
+        """Raises DataError for other batches than those of the run that was saved, as far as ``feed``
+        knows them: other functions are taken at their word.
+        """
+        was: dict[str, Any] = json.loads(saved)["facts"] if saved else {}
+        now = dict(self._facts or {})
+        differ = [
+            f"{name} was {was.get(name, 'missing')}, and is {now.get(name, 'missing')}"
+            for name in dict.fromkeys([*was, *now])
+            if was.get(name) != now.get(name)
+        ]
+        if was and now and differ:
+            raise DataError(
+                f"The run that saved the checkpoint had other batches: {'; '.join(differ)}. Resume with "
+                "the data of that run, or start in a fresh folder."
+            )
+
+
+def _of_function(position: str) -> bool:
+    return not position or "facts" in json.loads(position)
 
 
 def _text(state: Any) -> str:

@@ -7,6 +7,7 @@ import jax
 
 from collc.errors import StepError, nearest
 from collc.planning.agree import compare
+from collc.training.fitting.forms import difference, form
 
 
 class Switch:
@@ -14,13 +15,19 @@ class Switch:
 
     The first call, or ``compile``, compiles all for its arguments and checks that their results have
     the same tree, shapes, dtypes and shardings. Nothing is traced after that. ``active``: the name
-    of the step that runs. ``count``: how often it changed.
+    of the step that runs. ``count``: how often it changed. ``start``: the step that a fresh run
+    begins with, by default the first; a run that is resumed goes on with the one that it was at.
 
     Raises StepError for steps without ``lower`` (jit them), unknown names, results that differ, and
-    arguments of other shapes than those it was compiled for.
+    arguments of other trees or shapes than those it was compiled for.
     """
 
     def __init__(self, steps: Mapping[str, Callable[..., Any]], start: str | None = None) -> None:
+        if not isinstance(steps, Mapping) or not all(isinstance(name, str) for name in steps):
+            raise StepError(
+                f"Switch is given {steps!r}, but a dict of steps with texts as their names is needed: "
+                '{"ring": step, ...}.'
+            )
         if not steps:
             raise StepError("Switch({}) has nothing to switch between. Give steps by name.")
         for name, step in steps.items():
@@ -30,11 +37,10 @@ class Switch:
                     "jax.jit, or nnx.jit where it changes modules."
                 )
         self.steps = dict(steps)
-        self.active = next(iter(steps)) if start is None else start
+        self.active = next(iter(steps)) if start is None else self.check(start)
         self.count = 0
         self._compiled: dict[str, Any] = {}
-        self._known(self.active)
-        self._args: dict[str, Any] = {}
+        self._args: Any = None  # a tree of their forms
 
     @classmethod
     def plans(
@@ -44,6 +50,10 @@ class Switch:
         start: str | None = None,
     ) -> "Switch":
         """The step that ``make_step`` makes of each plan, or of whatever stands by the names."""
+        if not isinstance(plans, Mapping):
+            raise StepError(
+                f"Switch.plans is given {plans!r}, but a dict of plans by name is needed."
+            )
         return cls({name: make_step(plan) for name, plan in plans.items()}, start)
 
     @property
@@ -61,15 +71,21 @@ class Switch:
 
     def check(self, name: str) -> str:
         """The name, if a step has it. Raises StepError."""
-        return self._known(name)
+        if not isinstance(name, str) or name not in self.steps:
+            raise StepError(f"Switch has no step {name!r}. {nearest(str(name), self.steps)}")
+        return name
 
     def use(self, name: str) -> None:
         """Run that step from the next call on. On several processes, do so on all of them at once;
         in ``collc.fit``, ``event.switch`` does.
         """
-        if self._known(name) != self.active:
+        if self.check(name) != self.active:
             self.active = name
             self.count += 1
+
+    def notes(self) -> dict[str, Any]:
+        """What a checkpoint notes of it: see ``resume``."""
+        return {"active": self.active, "switches": self.count}
 
     def compile(self, *args: Any) -> "Switch":
         """Compile all steps for these arguments, and compare their results. Returns itself."""
@@ -89,7 +105,7 @@ class Switch:
                 compiled[name].output_shardings,
                 results[first],
             )
-        self._compiled, self._args = compiled, _forms(args)
+        self._compiled, self._args = compiled, jax.tree.map(form, args)
         return self
 
     def __call__(self, *args: Any) -> Any:
@@ -98,14 +114,12 @@ class Switch:
         try:
             return self._compiled[self.active](*args)
         except (TypeError, ValueError) as error:
-            here = _forms(args)
-            for path in dict.fromkeys([*self._args, *here]):
-                was, now = self._args.get(path, "missing"), here.get(path, "missing")
-                if was != now:
-                    raise StepError(
-                        f"{self} was compiled for {path} of {was}, but it is {now}. Nothing is "
-                        "compiled between steps: give batches of one shape, or call compile again."
-                    ) from error
+            if found := difference(self._args, jax.tree.map(form, args)):
+                path, was, now = found
+                raise StepError(
+                    f"{self} was compiled for {_path(path)} of {was}, but it is {now}. Nothing is "
+                    "compiled between steps: give batches of one tree and shape, or call compile again."
+                ) from error
             if isinstance(error, ValueError) and "sharding" in str(error):
                 raise StepError(
                     f"{self} was compiled for arguments that lie in another way on the devices: {error} "
@@ -113,22 +127,10 @@ class Switch:
                 ) from error
             raise
 
-    def _known(self, name: str) -> str:
-        if name not in self.steps:
-            raise StepError(f"Switch has no step {name!r}. {nearest(str(name), self.steps)}")
-        return name
-
     def _same(self, first: str, one: Any, name: str, other: Any) -> None:
-        a, b = _forms(one), _forms(other)
-        for path in dict.fromkeys([*a, *b]):
-            if a.get(path) != b.get(path):
-                raise self._differ(
-                    first, a.get(path, "missing"), name, b.get(path, "missing"), path
-                )
-        if jax.tree.structure(one) != jax.tree.structure(other):
-            raise self._differ(
-                first, jax.tree.structure(one), name, jax.tree.structure(other), "as a tree"
-            )
+        if found := difference(one, other):
+            path, a, b = found
+            raise self._differ(first, a, name, b, _path(path))
 
     def _same_shardings(self, first: str, one: Any, name: str, other: Any, info: Any) -> None:
         shapes = jax.tree.leaves(info)
@@ -145,13 +147,20 @@ class Switch:
 
 
 def _path(keys: Any) -> str:
-    return jax.tree_util.keystr(keys) or "the result"
+    return jax.tree_util.keystr(tuple(keys)) or "the result"
 
 
-def _forms(tree: Any) -> dict[str, str]:
-    """ "dtype[shape]" of each leaf by its path."""
-    return {
-        _path(path): f"{getattr(x, 'dtype', type(x).__name__)}{list(getattr(x, 'shape', ()))}"
-        for path, x in jax.tree.leaves_with_path(tree)
-        if hasattr(x, "shape") or isinstance(x, bool | int | float | complex)
-    }
+def resume(step: Any, notes: Mapping[str, Any]) -> None:
+    """Go on with the step that ran when a checkpoint noted a ``Switch``. Raises StepError where the
+    step is none now: which of its steps it is, nobody would know.
+    """
+    active = notes.get("active")
+    if active is None:
+        return
+    if not isinstance(step, Switch):
+        raise StepError(
+            f"The run that saved the checkpoint had a collc.Switch, of which {active!r} ran, but the "
+            f"step is none now. Give fit collc.Switch({{{active!r}: step}})."
+        )
+    step.use(active)
+    step.count = notes["switches"]

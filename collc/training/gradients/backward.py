@@ -6,23 +6,14 @@ from typing import Any
 
 import jax
 from jax.core import Tracer
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr
 
 from collc.errors import StepError
 from collc.training.check.replication import check
-from collc.training.check.values import opened
-from collc.training.layouts import is_array
-from collc.training.modules import Modules
+from collc.training.check.values import PLAIN_CALLS, REMAT, is_literal, opened
+from collc.training.gradients.opened import Opened
 
-_CALLS = {
-    "jit": "jaxpr",
-    "pjit": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
-    "remat": "jaxpr",
-    "remat2": "jaxpr",
-    "checkpoint": "jaxpr",
-}
+_CALLS = PLAIN_CALLS | REMAT
 
 Run = Callable[[Mapping[str, Any]], tuple[Any, Any]]
 
@@ -53,25 +44,16 @@ def traced(run: Run, values: Mapping[str, Any]) -> Backward:
             "value_and_grad of strategies runs per device, inside a step that is decorated with "
             "@collc.schedule(plan, ...)."
         )
-    modules = Modules(values)
-    plain = {n: x for n, x in values.items() if n not in modules.objects}
-    leaves, tree = jax.tree.flatten(plain)
-    arrays = {i: x for i, x in enumerate(leaves) if is_array(x)}
 
-    def body(arrays: dict[int, Any], state: Any) -> Any:
-        merged = modules.merge(state)
-        filled = jax.tree.unflatten(tree, [arrays.get(i, x) for i, x in enumerate(leaves)])
-        full = filled | merged
-        out, grads = run({n: full[n] for n in values})
-        return grads, out, modules.after(merged)
+    def gradients_first(values: dict[str, Any]) -> Any:
+        out, grads = run(values)
+        return grads, out
 
-    given = arrays, modules.state
-    closed, shape = jax.make_jaxpr(body, return_shape=True)(*given)
-    results = jaxpr_as_fun(closed)(*jax.tree.leaves(given))
-    grads, out, state = jax.tree.unflatten(jax.tree.structure(shape), results)
-    modules.update(state)
+    seen = Opened(gradients_first, values)
+    grads, out = seen.run()
     count = len(jax.tree.leaves(grads))
-    return Backward(out, grads, _ready(closed, count), _same(closed, axes)[:count])
+    ready, same = _ready(seen.closed, count), _same(seen.closed, axes)[:count]
+    return Backward(out, grads, ready, same)
 
 
 def _ready(closed: Any, count: int) -> list[int]:
@@ -83,7 +65,7 @@ def _ready(closed: Any, count: int) -> list[int]:
         if id(jaxpr) not in made:
             eqns = enumerate(jaxpr.eqns)
             made[id(jaxpr)] = {v: (i, k) for i, e in eqns for k, v in enumerate(e.outvars)}
-        if hasattr(atom, "val") or atom not in made[id(jaxpr)]:
+        if is_literal(atom) or atom not in made[id(jaxpr)]:
             return (-1,)  # an argument, or a constant
         i, k = made[id(jaxpr)][atom]
         eqn = jaxpr.eqns[i]

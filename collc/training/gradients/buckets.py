@@ -2,9 +2,11 @@
 
     w4 f32, w3 bf16, w2 f32, w1 f32   -->   [w3], [w4 w2], [w1]     at most two in a bucket
 
-A bucket leaves when its last gradient is there.
+A bucket leaves when its last gradient is there. Sums that are kept wider than the gradients travel as
+they are kept, or every rank would round them when it sends them on.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,40 +16,69 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from collc.errors import CollcError, ScheduleError
+from collc.language.algebra import Schedule
+from collc.language.library import find
 from collc.lowering import collectives, operands, parts
+from collc.lowering.collectives import wire_format
+from collc.lowering.primitive import is_narrower
 from collc.planning.plan import Plan
+from collc.training.strategy import Strategy
 
 
 @dataclass(frozen=True)
 class Message:
-    """What is done to a gradient. Only what is done alike can travel in one bucket."""
+    """What is done to a gradient. Only what is done alike can travel in one bucket.
+
+    ``sums``: the dtype in which sums are kept. So they travel, but for a ``wire`` that says how.
+    """
 
     plan: Plan
     axes: tuple[str, ...]
     dtype: str
-    accumulate: str | None = None
+    sums: str
     wire: Any = None
     scatter: bool = False
     servers: int | None = None
 
+    def bytes(self, x: Any) -> int:
+        """How many bytes of a gradient, or of its shape, travel."""
+        straight = self.servers is not None  # no sums travel to k servers
+        sent = jax.ShapeDtypeStruct(x.shape, self.dtype if straight else self.sums)
+        packed = jax.eval_shape(wire_format("strategies", self.wire).pack, sent)
+        return sum(math.prod(y.shape) * y.dtype.itemsize for y in jax.tree.leaves(packed))
+
+    def schedule(self, size: int) -> Schedule:
+        """By what so many bytes are reduced."""
+        if self.servers is not None:
+            return find(f"servers.push({self.servers})") @ self.axes
+        return self.plan.schedule(
+            "reduce_scatter" if self.scatter else "all_reduce", self.axes, size=size
+        )
+
+    def pull(self, size: int) -> Schedule:
+        """By what the parameters of a server come back, of so many bytes."""
+        if self.servers is not None:
+            return find(f"servers.pull({self.servers})") @ self.axes
+        return self.plan.schedule("all_gather", self.axes, size=size)
+
     def send(self, entries: Sequence["Entry"]) -> list[Any]:
         """The means of some gradients, in one reduction."""
         values = [e.value for e in entries]
-        size = sum(e.bytes for e in entries)
         if self.scatter:
             return parts.scatter(
                 values,
                 self.plan,
                 layers=[e.layers for e in entries],
                 servers=self.servers,
-                accumulate=self.accumulate,
+                sums=self.sums,
+                wire=self.wire,
             )
-        whole = self.axes == self.plan.axes
-        on = self.plan if whole else self.plan.schedule("all_reduce", self.axes, size=size)
+        on = self.schedule(sum(map(self.bytes, values)))
         specs = [e.spec for e in entries] if operands.automatic() else None
-        return collectives.pmean(
-            values, on, accumulate=self.accumulate, wire=self.wire, specs=specs
+        means = collectives.pmean(
+            [x.astype(self.sums) for x in values], on, wire=self.wire, specs=specs
         )
+        return [y.astype(x.dtype) for x, y in zip(values, means, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -64,10 +95,6 @@ class Entry:
     layers: int = 0
     spec: PartitionSpec | None = None
     name: str = ""
-
-    @property
-    def bytes(self) -> int:
-        return self.value.size * self.value.dtype.itemsize
 
 
 def cut(sizes: Sequence[tuple[Any, int]], limit: int) -> list[list[int]]:
@@ -94,10 +121,9 @@ def reduced(entries: Sequence[Entry], limit: int) -> list[Any]:
     """The results of all entries, in their order."""
     out = [e.value for e in entries]
     sent = sorted((i for i, e in enumerate(entries) if e.message), key=lambda i: entries[i].ready)
-    for bucket in cut([(entries[i].message, entries[i].bytes) for i in sent], limit):
-        here = [entries[sent[i]] for i in bucket]
-        message = here[0].message
-        assert message is not None
+    sizes = [(m, m.bytes(entries[i].value)) for i in sent if (m := entries[i].message)]
+    for bucket in cut(sizes, limit):
+        here, message = [entries[sent[i]] for i in bucket], sizes[bucket[0]][0]
         try:
             done = message.send(here)
         except CollcError as e:
@@ -113,29 +139,16 @@ def _names(entries: Sequence[Entry]) -> str:
 
 
 def _remedy(message: Message, error: CollcError) -> str:
-    if message.accumulate is None or not isinstance(error, ScheduleError):
+    if message.wire is None or not isinstance(error, ScheduleError):
         return ""
-    return (
-        f" The strategy keeps the sums of narrower gradients in {message.accumulate}: "
-        "strategy.all_reduce(plan, accumulate=None) keeps them in their own dtype."
-    )
+    return " Without wire= of the strategy, sums travel as they are kept."
 
 
-def message_of(
-    plan: Plan,
-    axes: tuple[str, ...],
-    x: jax.Array,
-    *,
-    accumulate: str | None = None,
-    wire: Any = None,
-    scatter: bool = False,
-    servers: int | None = None,
-) -> Message:
-    """The message of a gradient: what is wider than ``accumulate`` is summed as it is."""
-    narrow = (
-        accumulate is not None
-        and jnp.issubdtype(x.dtype, jnp.floating)
-        and x.dtype.itemsize < jnp.dtype(accumulate).itemsize
-    )
-    wide = accumulate if narrow else None
-    return Message(plan, axes, x.dtype.name, wide, wire, scatter, servers)
+def message_of(strategy: Strategy, x: Any) -> Message | None:
+    """The message of a gradient, or of its shape: None where each rank keeps its own."""
+    if not strategy.over:
+        return None
+    dtype, wide = jnp.dtype(x.dtype).name, strategy.accumulate
+    sums = wide if wide is not None and is_narrower(x.dtype, wide) else dtype
+    scatter, servers = strategy.kind == "server", strategy.servers
+    return Message(strategy.placed, strategy.over, dtype, sums, strategy.wire, scatter, servers)

@@ -14,6 +14,7 @@ from jax import lax
 from collc.errors import DataError, StepError
 from collc.lowering import sync
 from collc.training.gradients import sums
+from collc.training.gradients.opened import Opened
 from collc.training.kinds import Batch
 from collc.training.layouts import is_array
 from collc.training.modules import Modules
@@ -121,32 +122,23 @@ class _Traced:
     """A loss as a jaxpr, for arguments of which modules may change."""
 
     def __init__(self, loss: Loss, arguments: Mapping[str, Any], has_aux: bool) -> None:
-        self.has_aux, self.modules = has_aux, Modules(arguments)
-        plain = {n: x for n, x in arguments.items() if n not in self.modules.objects}
-        leaves, tree = jax.tree.flatten(plain)
-        arrays = {i: x for i, x in enumerate(leaves) if is_array(x)}
+        def value_first(values: dict[str, Any]) -> Any:
+            out = loss(*values.values())
+            return out if has_aux else (out, None)
 
-        def opened(arrays: dict[int, Any], state: Any) -> Any:
-            own = self.modules.merge(state)
-            filled = jax.tree.unflatten(tree, [arrays.get(i, x) for i, x in enumerate(leaves)])
-            full = filled | own
-            out = loss(*(full[name] for name in arguments))
-            value, aux = out if has_aux else (out, None)
-            return value, aux, self.modules.after(own)
-
-        given = arrays, self.modules.state
-        self.jaxpr, self.shape = jax.make_jaxpr(opened, return_shape=True)(*given)
-        self.args = jax.tree.leaves(given)
+        self.has_aux, self.opened = has_aux, Opened(value_first, arguments)
         named = jax.tree_util.tree_flatten_with_path
-        paths = [path for path, _ in named(plain)[0]]
-        paths = [paths[i] for i in arrays] + [path for path, _ in named(self.modules.state)[0]]
+        paths = [path for path, _ in named(self.opened.plain)[0]]
+        of_state = [path for path, _ in named(self.opened.modules.state)[0]]
+        paths = [paths[i] for i in self.opened.arrays] + of_state
         self.at = {_path(path): i for i, path in enumerate(paths)}
 
     @property
     def reduced(self) -> frozenset[Path]:
         """The leaves that a sync reduces as a whole, once."""
-        kept = frozenset(range(1, len(self.jaxpr.out_avals)))  # all but the value
-        found = sums.passing_one_sync(self.jaxpr, self.at.values(), kept)
+        closed = self.opened.closed
+        kept = frozenset(range(1, len(closed.out_avals)))  # all but the value
+        found = sums.passing_one_sync(closed, self.at.values(), kept)
         return frozenset(path for path, i in self.at.items() if i in found)
 
     def run(self, so_far: Mapping[Path, Any], k: int) -> Any:
@@ -157,9 +149,9 @@ class _Traced:
                 "again. Let it depend on its arguments alone, or drop microbatches=."
             )
         given = {self.at[path]: s for path, s in so_far.items()}
-        outs = sums.run(self.jaxpr, self.jaxpr.consts, self.args, given, k)
-        value, aux, state = jax.tree.unflatten(jax.tree.structure(self.shape), outs)
-        self.modules.update(state)
+        closed = self.opened.closed
+        outs = sums.run(closed, closed.consts, self.opened.args, given, k)
+        value, aux = self.opened.returned(outs)
         return (value, aux) if self.has_aux else value
 
 
@@ -189,7 +181,9 @@ def _split(name: str, x: Any, k: int) -> Any:
 
 def _joined(aux: Any) -> Any:
     """Per-example results of all pieces, [k, m, ...] -> [k * m, ...]; others stay stacked."""
-    is_batch = lambda x: isinstance(x, Batch)  # noqa: E731
+
+    def is_batch(x: Any) -> bool:
+        return isinstance(x, Batch)
 
     def join(x: Any) -> Any:
         if not is_batch(x):

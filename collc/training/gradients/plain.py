@@ -1,8 +1,6 @@
 """``collc.value_and_grad``: ``jax.value_and_grad`` over a plan, under plain ``jit``."""
 
-import dataclasses
 import functools
-import inspect
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,12 +8,12 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-from collc.errors import DataError, StepError
+from collc.errors import StepError
 from collc.lowering.collectives import pmean
 from collc.planning.plan import Plan, check_plan
+from collc.training.gradients.loss import check_microbatches, loss_of
 from collc.training.gradients.pieces import Pieces
-from collc.training.modules import is_module
-from collc.training.step import Step, argument_names
+from collc.training.step import Step
 
 
 def value_and_grad(
@@ -48,73 +46,35 @@ def value_and_grad(
     ``collc.Batch``. Raises StepError where they are not, DataError for batches that do not divide.
     """
     check_plan(plan, "collc.value_and_grad")
-    if not callable(loss_fn):
-        raise StepError(f"collc.value_and_grad takes a loss function, not {loss_fn!r}.")
-    signature = inspect.signature(loss_fn)
-    names = list(signature.parameters)
-    argnums, positions = positions_of(argnums, loss_fn, signature)
-    differentiated = [names[i] for i in positions]
-    rest = tuple(name for name in names if name not in differentiated)
-    batches = rest if batch is None else argument_names(batch)
-    for name in batches:
-        if name in differentiated:
-            raise StepError(f"batch={name!r} is differentiated (argnums={argnums!r}): not both.")
+    loss = loss_of(loss_fn, argnums, has_aux, batch)
+    check_microbatches(microbatches)
     if specs is not None and not _partial(plan):
         raise StepError("specs= has no effect: the plan takes all axes of the mesh. Drop it.")
-    if not isinstance(microbatches, int) or isinstance(microbatches, bool) or microbatches < 1:
-        raise DataError(f"microbatches is a positive integer, not {microbatches!r}")
 
     @functools.wraps(loss_fn)
     def step(*args: Any, **kwargs: Any) -> Any:
-        bound = signature.bind(*args, **kwargs)
-        split = [
-            name for name, x in bound.arguments.items() if name in batches and not is_module(x)
-        ]
-        bound.apply_defaults()  # so that positions are those of the signature
-        values = bound.arguments
-        nnx = sys.modules.get("flax.nnx") if is_module(values[differentiated[0]]) else None
+        values, split = loss.bound(args, kwargs)
 
         def local(*args: Any) -> Any:
-            here: Any = dict(zip(values, args, strict=True))
-            call = inspect.BoundArguments(signature, here)
-            return loss_fn(*call.args, **call.kwargs)
+            return loss.call(dict(zip(values, args, strict=True)))
 
-        def grad_of(loss: Callable[..., Any]) -> Callable[..., Any]:
-            return (nnx or jax).value_and_grad(loss, argnums=argnums, has_aux=has_aux)
+        def grad_of(function: Callable[..., Any]) -> Callable[..., Any]:
+            return loss.grad(function, values)
 
         if microbatches == 1:
             out, grads = grad_of(local)(*values.values())
         else:
-            wrt = differentiated if isinstance(argnums, tuple) else differentiated[0]
-            out, grads = Pieces(values, split, microbatches, has_aux).gradient(local, grad_of, wrt)
-        value, aux = out if has_aux else (out, None)
+            pieces = Pieces(values, split, microbatches, has_aux)
+            out, grads = pieces.gradient(local, grad_of, loss.wrt)
+        value, aux = loss.unpacked(out)
         known = specs if specs is not None else metadata(grads)
         sharded = (PartitionSpec(), known) if known is not None and _partial(plan) else None
         value, grads = pmean((value, grads), specs=sharded)
-        return ((value, aux) if has_aux else value), grads
+        return loss.packed(value, aux), grads
 
     called = {"[0][0]": "value", "[0][1]": "aux"} if has_aux else {"[0]": "value"}
-    return Step(step, plan, batches, named=batch is not None, called={**called, "[1]": "grads"})
-
-
-def positions_of(
-    argnums: Any, loss_fn: Callable[..., Any], signature: inspect.Signature
-) -> tuple[Any, list[int]]:
-    """argnums without negative numbers, and its positions among the arguments that have one."""
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    count = sum(p.kind in positional for p in signature.parameters.values())
-    each = argnums if isinstance(argnums, list | tuple) else (argnums,)
-    numbers = [getattr(x, "argnum", x) for x in each]  # nnx.DiffState has one
-    numbers = [i + count if type(i) is int and -count <= i < 0 else i for i in numbers]
-    name = getattr(loss_fn, "__name__", "the loss")
-    if not numbers or not all(type(i) is int and 0 <= i < count for i in numbers):
-        last = f"0 to {count - 1}" if count else "none, it has no positional arguments"
-        raise StepError(f"argnums={argnums!r}: the positions of {name}'s arguments are {last}.")
-    if len(set(numbers)) < len(numbers):
-        raise StepError(f"argnums={argnums!r} names an argument twice.")
-    pairs = zip(each, numbers, strict=True)
-    same = [dataclasses.replace(x, argnum=i) if hasattr(x, "argnum") else i for x, i in pairs]
-    return (tuple(same) if isinstance(argnums, list | tuple) else same[0]), numbers
+    named = {**called, "[1]": "grads"}
+    return Step(step, plan, loss.batches, named=batch is not None, called=named)
 
 
 def _partial(plan: Plan) -> bool:

@@ -16,15 +16,21 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from collc.lowering import sync
-from collc.training.check.rules import Scope
-from collc.training.check.values import holds_jaxpr, opened, scan_split
+from collc.training.check.scope import Scope
+from collc.training.check.values import (
+    PLAIN_CALLS,
+    REMAT,
+    holds_jaxpr,
+    is_literal,
+    opened,
+    scan_split,
+)
 
 # They move the elements of their operand about, each to one place.
 _MOVES = frozenset("reshape squeeze transpose rev copy copy_p".split())
 _CASTS = frozenset({"convert_element_type"})  # of the value alone: sums stay as wide as they are
 _PARTS = frozenset({"unstack", "split"})
-_CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr"}
-_REMAT = frozenset({"remat", "remat2", "checkpoint"})
+_CALLS = PLAIN_CALLS | REMAT
 
 
 def binds_sync(jaxpr: Any) -> bool:
@@ -80,8 +86,8 @@ def _passes(var: Any, uses: _Uses) -> bool:
             return False
         if name in _MOVES or name in _CASTS or name in _PARTS:
             return all(_passes(out, uses) for out in eqn.outvars)
-        if name in _CALLS or name in _REMAT:
-            inner = eqn.params[_CALLS.get(name, "jaxpr")]
+        if name in _CALLS:
+            inner = eqn.params[_CALLS[name]]
             return bool(passing_one_sync(inner, [at], uses.idle(eqn)))
         if name == "scan":
             consts, carry = scan_split(eqn.params)
@@ -176,13 +182,13 @@ class _Run:
             return sync.resumed(eqn, values, each, self.pieces)
         if name in _MOVES or name in _CASTS or name in _PARTS or name == "slice":
             return self.view(eqn, values[0], sums[0])
-        if name in _CALLS or name in _REMAT:
-            inner = params[_CALLS.get(name, "jaxpr")]
+        if name in _CALLS:
+            inner = params[_CALLS[name]]
 
             def body(values: list[Any], sums: dict[int, Any]) -> list[Any]:
                 return run(inner, getattr(inner, "consts", ()), values, sums, self.pieces)
 
-            if name in _REMAT:
+            if name in REMAT:
                 body = jax.checkpoint(
                     body, prevent_cse=params["prevent_cse"], policy=params["policy"]
                 )
@@ -221,4 +227,4 @@ class _Run:
 
 
 def _is_var(atom: Any) -> bool:
-    return not hasattr(atom, "val")
+    return not is_literal(atom)

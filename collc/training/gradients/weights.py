@@ -7,6 +7,7 @@ A sum of weighted gradients over a sum of weights is a plain mean of gradients t
 So whatever the denominator, what travels is reduced to a mean, and can share a bucket.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,10 +30,6 @@ class Weights:
         self.counts = {m: count(m, c) for m, c in counts.items() if c is not None}
         self.means: dict[tuple[str, tuple[str, ...]], jax.Array] = {}
 
-    def check(self, means: set[str]) -> None:
-        """Raises StepError for counts that are missing, or that no leaf wants."""
-        check_given(self.counts, means)
-
     def mean(self, mean: str, axes: tuple[str, ...]) -> jax.Array:
         """The mean of a count over the ranks of some axes."""
         if (mean, axes) not in self.means:
@@ -40,12 +37,14 @@ class Weights:
         return self.means[mean, axes]
 
     def scaled(self, x: jax.Array, strategy: Strategy, same: bool = False) -> jax.Array:
-        """A gradient, whose mean over the strategy's axes is what the strategy wants."""
-        axes = strategy.axes(strategy.plan or self.plan)
+        """A gradient, whose mean over the strategy's axes is what the strategy wants.
+
+        ``same``: whether it is the same on all ranks, of which the mean is right as of any other.
+        """
         if strategy.mean in WEIGHTED:
             own = self.counts[strategy.mean]
-            return times(x, over(own, self.mean(strategy.mean, axes)), own)
-        return of_world(x, strategy, self.plan)
+            return times(x, over(own, self.mean(strategy.mean, strategy.over)), own)
+        return divided_as_declared(x, strategy)
 
 
 def check_given(given: Mapping[str, Any], means: set[str]) -> None:
@@ -55,7 +54,8 @@ def check_given(given: Mapping[str, Any], means: set[str]) -> None:
         if mean in means and mean not in given:
             raise StepError(
                 f'a strategy has mean="{mean}", but {name}= was not given: say how much this rank '
-                "counts."
+                "counts; or, of gradients that value_and_grad of the strategies has reduced, "
+                "state.push(grads, reduced=True)."
             )
         if mean not in means and mean in given:
             raise StepError(
@@ -98,12 +98,8 @@ def times(x: jax.Array, weight: Any, counts: jax.Array | None = None) -> jax.Arr
     return (y if counts is None else jnp.where(counts > 0, y, 0)).astype(x.dtype)
 
 
-def of_world(x: jax.Array, strategy: Strategy, plan: Plan) -> jax.Array:
+def divided_as_declared(x: jax.Array, strategy: Strategy) -> jax.Array:
     """A gradient, whose mean over the strategy's axes is divided by the ranks that it says."""
-    plan = strategy.plan or plan
-    sizes = dict(plan.sizes)
-    ranks = 1
-    for axis in strategy.axes(plan):
-        ranks *= sizes[axis]
-    own = strategy.divisor(plan)
-    return x if own == ranks else times(x, ranks / own)
+    sizes = dict(strategy.placed.sizes)
+    ranks = math.prod(sizes[a] for a in strategy.over)
+    return x if ranks == strategy.divisor else times(x, ranks / strategy.divisor)

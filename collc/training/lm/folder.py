@@ -17,7 +17,8 @@ from pathlib import Path
 
 from collc.errors import CheckpointError, DataError, PlanError
 from collc.training.checkpoints import checkpoint
-from collc.training.checkpoints.checkpoint import Checkpoint, unwritable, write_text
+from collc.training.checkpoints.checkpoint import Checkpoint
+from collc.training.checkpoints.files import unwritable, write_text
 from collc.training.fitting.outputs import CHECKPOINTS, LOCK, METRICS, locked
 from collc.training.lm.config import CONFIG, TrainConfig, resumed
 

@@ -1,6 +1,5 @@
 """The run behind `collc train`: a byte-level Transformer learns Python's standard library."""
 
-import functools
 import json
 import math
 from collections.abc import Callable
@@ -14,24 +13,26 @@ from jax.sharding import NamedSharding, PartitionSpec
 from rich.console import Console
 
 from collc.errors import CollcError, DataError, MeshError, PlanError, nearest
-from collc.lowering.collectives import pmean
 from collc.models import transformer
+from collc.planning.meshes import mesh_of
 from collc.planning.plan import Plan
 from collc.planning.plan import plan as make_plan
 from collc.training.checkpoints import checkpoint
-from collc.training.checkpoints.checkpoint import write_text
+from collc.training.checkpoints.files import write_text
 from collc.training.fitting.carried import Carried
+from collc.training.fitting.event import Event
 from collc.training.fitting.feed import place
 from collc.training.fitting.interrupt import Interrupt
+from collc.training.fitting.options import Options
 from collc.training.fitting.outputs import opened
-from collc.training.fitting.running import Event, Loop, Options
+from collc.training.fitting.running import Loop
 from collc.training.fitting.shares import Profiler
 from collc.training.fitting.source import Source
 from collc.training.lm import compare, data, folder, report
 from collc.training.lm.compare import SideBySide
-from collc.training.lm.config import TrainConfig, make_mesh
+from collc.training.lm.config import TrainConfig
 from collc.training.lm.report import Summary
-from collc.training.step import schedule
+from collc.training.lm.steps import evaluation_step, lax_step, planned_step
 
 
 def optimizer(config: TrainConfig) -> optax.GradientTransformation:
@@ -48,60 +49,6 @@ def model_config(name: str) -> transformer.Config:
     if name not in transformer.SIZES:
         raise DataError(f"There is no model size {name!r}. {nearest(name, transformer.SIZES)}")
     return transformer.SIZES[name]
-
-
-def planned_step(plan: Plan, *, donate: bool = False) -> compare.Step:
-    """A train step whose gradients and loss the plan reduces: (model, optimizer, batch) to the mean
-    loss. `donate`: the new model and optimizer take the memory of the old.
-    """
-
-    @functools.partial(nnx.jit, donate_argnums=(0, 1) if donate else ())
-    @schedule(plan, batch="batch")
-    def train_step(model, optimizer, batch):
-        loss, grads = nnx.value_and_grad(transformer.loss)(model, batch)
-        optimizer.update(model, pmean(grads))
-        return pmean(loss)
-
-    return train_step
-
-
-def lax_step(mesh: jax.sharding.Mesh, *, donate: bool = False) -> compare.Step:
-    """The same step in plain JAX, without collc: what XLA's own collectives do."""
-    axes = mesh.axis_names
-
-    @functools.partial(nnx.jit, donate_argnums=(0, 1) if donate else ())
-    def train_step(model, optimizer, batch):
-        graph, state = nnx.split((model, optimizer))
-
-        @functools.partial(
-            jax.shard_map,
-            mesh=mesh,
-            in_specs=(PartitionSpec(), PartitionSpec(axes)),
-            out_specs=PartitionSpec(),
-            check_vma=False,
-        )
-        def per_device(state, batch):
-            model, optimizer = nnx.merge(graph, state)
-            loss, grads = nnx.value_and_grad(transformer.loss)(model, batch)
-            optimizer.update(model, jax.lax.pmean(grads, axes))
-            return jax.lax.pmean(loss, axes), nnx.state((model, optimizer))
-
-        loss, state = per_device(state, batch)
-        nnx.update((model, optimizer), state)
-        return loss
-
-    return train_step
-
-
-def evaluation_step(plan: Plan) -> Callable[[nnx.Module, jax.Array], jax.Array]:
-    """(model, batch) to the mean loss over all devices."""
-
-    @nnx.jit
-    @schedule(plan, batch="batch")
-    def evaluate(model, batch):
-        return pmean(transformer.loss(model, batch))
-
-    return evaluate
 
 
 class Trainer:
@@ -165,8 +112,8 @@ def train(
         report.closing(console, done)
         report.say(console, "This run is finished: there is nothing to resume.")
         return done
-    mesh = make_mesh(config.mesh)
-    data.divide(config.batch, mesh.size)
+    mesh = mesh_of(config.mesh)
+    data.check_divides(config.batch, mesh.size)
     model_config(config.model)
     corpus = data.corpus()
     _check_windows(config, corpus)

@@ -11,8 +11,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from collc.errors import DataError, nearest
 from collc.models import transformer
 from collc.planning.plan import Plan
-from collc.training.lm import compare
-from collc.training.lm.train import lax_step, model_config, planned_step
+from collc.training.lm.compare import Step
+from collc.training.lm.steps import lax_step, planned_step
+from collc.training.lm.train import model_config
 
 FAMILIES = ("transformer",)
 BATCH, SEQ = 8, 1024  # of one device: examples, and tokens that an example predicts
@@ -20,7 +21,7 @@ BATCH, SEQ = 8, 1024  # of one device: examples, and tokens that an example pred
 
 def abstract_step(
     name: str, by: Plan | Mesh, *, batch: int = BATCH, seq: int = SEQ
-) -> tuple[compare.Step, tuple[transformer.Transformer, nnx.Optimizer, jax.ShapeDtypeStruct]]:
+) -> tuple[Step, tuple[transformer.Transformer, nnx.Optimizer, jax.ShapeDtypeStruct]]:
     """A train step with AdamW and its (model, optimizer, batch), for ``step.trace(*arguments)``.
 
     No array is made: what stands in model and optimizer are ``jax.ShapeDtypeStruct``s, replicated,
