@@ -122,7 +122,7 @@ def scattered(
     wire: Any = None,
 ) -> Any:
     """``psum_scatter``, or with ``op="mean"`` the same of the mean."""
-    leaves, tree = jax.tree.flatten(x)
+    leaves, tree = jax.tree.flatten(no_shards("psum_scatter", x))
     values = _arrays("psum_scatter", leaves)
     size = _bytes(values)
     use = use_of("psum_scatter", "reduce_scatter", schedule, accumulate, wire, op=op, size=size)
@@ -193,7 +193,7 @@ def all_to_all(
     x: Any, schedule: On = None, split_axis: int = 0, concat_axis: int = 0, *, tiled: bool = False
 ) -> Any:
     """Rank r's chunk s becomes rank s's chunk r, as ``lax.all_to_all``."""
-    leaves, tree = jax.tree.flatten(x)
+    leaves, tree = jax.tree.flatten(no_shards("all_to_all", x))
     values = _arrays("all_to_all", leaves)
     use = use_of("all_to_all", "all_to_all", schedule, size=_bytes(values))
     fronts = [_split("all_to_all", use.n, v, split_axis, tiled) for v in values]
@@ -214,7 +214,7 @@ def all_to_all(
 
 def pbroadcast(x: Any, schedule: On = None, source: int = 0, *, specs: Any = None) -> Any:
     """Rank ``source``'s value on every rank, as ``lax.pbroadcast``."""
-    leaves, tree = jax.tree.flatten(x)
+    leaves, tree = jax.tree.flatten(no_shards("pbroadcast", x))
     values = _arrays("pbroadcast", leaves)
     use = use_of("pbroadcast", "broadcast", schedule, source=source, size=_bytes(values))
     return jax.tree.unflatten(tree, _whole(use, values, _specs(specs, tree)))
@@ -259,6 +259,17 @@ def varying(x: jax.Array, axes: Sequence[str]) -> jax.Array:
     """The value, typed as one that may differ along these axes."""
     missing = tuple(a for a in axes if a not in jax.typeof(x).manual_axis_type.varying)
     return lax.pcast(x, missing, to="varying") if missing else x
+
+
+def no_shards(name: str, x: Any) -> Any:
+    """The pytree. Raises DataError for one with shards: of these each rank has another part."""
+    if any(map(is_shard, jax.tree.leaves(x, is_leaf=is_shard))):
+        raise DataError(
+            f"collc.{name}: there is a collc.Shard here, of which each rank has another part, so that "
+            "values of different places would meet. Gradients of collc.all_gather are means over the "
+            "ranks already; others go whole into state.push."
+        )
+    return x
 
 
 def _arrays(name: str, leaves: Sequence[Any]) -> list[jax.Array]:
@@ -453,7 +464,7 @@ def _is_bool(x: Any) -> bool:
 def _reduce(
     x: Any, on: On, op: str, accumulate: Any, wire: Any, specs: Any, inconsistent: bool = False
 ) -> Any:
-    leaves, tree = jax.tree.flatten(x)
+    leaves, tree = jax.tree.flatten(no_shards(f"p{op}", x))
     if not leaves:
         return x
     name = f"p{op}"

@@ -84,3 +84,19 @@ def test_what_cannot_be_gathered():
         in_step(plan, lambda p, x: collc.all_gather(p, "ring.all_gather @ gpu"))(
             shard(servers=2), SMALL
         )
+
+
+@pytest.mark.parametrize(
+    "name",
+    "psum pmean pmax pmin psum_scatter all_to_all pbroadcast sync".split(),
+)
+def test_other_collectives_take_no_shards(name):
+    function = getattr(collc, name)
+    with pytest.raises(DataError, match=rf"collc.{name}: there is a collc.Shard.*state.push"):
+        in_step(plan_of("ring"), lambda p, x: function({"a": [p, x]}))(shard(), SMALL)
+
+
+def test_value_and_grad_of_a_plan_takes_no_shards():
+    plan = plan_of("ring")
+    with pytest.raises(DataError, match="collc.pmean: there is a collc.Shard"):
+        jax.jit(collc.value_and_grad(loss, plan, batch="x"))(shard(), SMALL)

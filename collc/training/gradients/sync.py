@@ -8,6 +8,7 @@ from jax.sharding import PartitionSpec
 
 from collc.errors import DataError, StepError
 from collc.lowering import sync as lowering
+from collc.lowering.collectives import no_shards
 from collc.training.modules import is_module
 
 On = Any  # None, an axis name, a tuple of them, a schedule or its text, or a plan
@@ -42,7 +43,7 @@ def sync(
     no arrays and for ``add`` unlike params, StepError for modules that are no pytrees.
     """
     opened = jax.tree.map(lambda x: _state(x) if is_module(x) else x, params, is_leaf=is_module)
-    leaves, tree = jax.tree.flatten(opened)
+    leaves, tree = jax.tree.flatten(no_shards("sync", opened))
     each_spec = _like("specs", specs, tree, lambda s: s is None or isinstance(s, PartitionSpec))
     sums = _like("add", add, tree)
     values = {i: v for i, leaf in enumerate(leaves) if (v := _number(leaf)) is not None}
