@@ -229,8 +229,8 @@ FINDINGS: tuple[tuple[str, tuple[Program, ...]], ...] = (
         **One native reduce-scatter: `Sync()` waits for all of it, `Delayed(1)` hides all of it.** XLA
         joins the buckets of a push into one reduce-scatter. Under `Sync()` it needs the last gradient,
         so only small kernels are left to run beside it. Under `Delayed(1)` it needs nothing of this
-        step, and the step's products stand between its start and its done: with jax 0.12.0.1 those of
-        the forward and most of the backward, with 0.10.2 of the backward alone. `Sync()`,
+        step, and the step's products stand between its start and its done: most of those of the
+        backward (what it pulls takes the forward's). `Sync()`,
         `Delayed(1)`.
         """,
         (Program("one", 0), Program("one", 1)),
@@ -262,9 +262,10 @@ FINDINGS: tuple[tuple[str, tuple[Program, ...]], ...] = (
     ),
     (
         """
-        **The pull is hidden by neither**, since the forward waits for the parameters. And
-        `Delayed(1)` costs memory (the last column): 256 MiB of gradients wait here, and what is under
-        way is held longer. *one*, `Delayed(1)`.
+        **A native pull is mostly hidden by both**: it gathers each parameter on its own, those of later
+        layers beside the products of earlier ones; that of rings is one loop. And `Delayed(1)` costs
+        memory (the last column): 256 MiB of gradients wait here, and what is under way is held longer.
+        *one*, `Delayed(1)`.
         """,
         (Program("one", 1),),
     ),
