@@ -56,7 +56,7 @@ def gather(shards: Sequence[Shard], on: Any = None) -> list[jax.Array]:
                 f"servers.pull({servers}) gathers. Drop it."
             )
         else:
-            rows_of = pull(flats, axes, servers)
+            rows_of = pull(flats, axes, servers, SUMS)
         for i, s, x in zip(here, own, rows_of, strict=True):
             out[i] = whole(jnp.moveaxis(x, 0, -2), s.shape)
     return out

@@ -53,12 +53,15 @@ def push(
     return [own(x, y) for x, y in zip(xs, done, strict=True)]
 
 
-def pull(xs: Sequence[jax.Array], axes: Sequence[str], k: int) -> list[jax.Array]:
+def pull(
+    xs: Sequence[jax.Array], axes: Sequence[str], k: int, sums: str = "float32"
+) -> list[jax.Array]:
     """The rows of the first k ranks, on every rank: [m, ...] -> [k, m, ...].
 
+    ``sums``: the dtype in which cotangents of narrower leaves are added.
     Raises ScheduleError where k is more than the ranks; MeshError for axes that are not manual here.
     """
-    use = use_of("pull", "broadcast", servers.pull(k) @ tuple(axes))
+    use = use_of("pull", "broadcast", servers.pull(k) @ tuple(axes)).widened(sums)
     rank = _rank(use, axes)
 
     def placed(x: jax.Array) -> jax.Array:

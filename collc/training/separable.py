@@ -21,7 +21,10 @@ from collc.training.separable_alike import check_alike, refuse_paths
 from collc.training.separable_flow import PARTIAL, SHARD, WHOLE, Follow, Value, uniform
 from collc.training.separable_refusals import refuse, remedy
 
-_MISSING = re.compile(r"missing \d+ required (?:keyword-only|positional) arguments?: (.+)")
+# As Python says it, and as optax does.
+_MISSING = re.compile(
+    r"missing \d+ required (?:keyword-only|positional) arguments?: (.+)|(\w+) must be provided"
+)
 
 
 def init(tx: Any, params: Any) -> Any:
@@ -70,12 +73,11 @@ def _jaxpr(function: Any, args: tuple[Any, ...]) -> tuple[Any, Any]:
     except CollcError:
         raise
     except Exception as error:
-        missing = _MISSING.search(str(error)) if isinstance(error, TypeError) else None
-        if missing:
+        if missing := _MISSING.search(str(error)):
             raise StepError(
-                f"the optimizer's update needs {missing[1]}, which is not given: state.push has "
-                "gradients alone. Take an optimizer that needs no more; nnx.Optimizer.update "
-                "takes such arguments by name."
+                f"the optimizer's update needs {missing[1] or missing[2]}, which is not given: "
+                "state.push has gradients alone. Take an optimizer that needs no more; "
+                "nnx.Optimizer.update takes such arguments by name."
             ) from error
         refuse_paths(function, args, error)
         raise

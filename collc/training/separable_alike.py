@@ -60,9 +60,9 @@ def check_alike(
     parts = [x for node in _nodes(args) for x in [is_shard(node)] * len(jax.tree.leaves(node))]
     seen = _Numbers()
     ins = [(_PART if part else _OTHER, seen(("in", i))) for i, part in enumerate(parts)]
-    each = zip(names, seen.run(traced[0], ins), seen.run(closed, ins), strict=True)
-    for name, one, other in each:
-        if one != other:
+    results = seen.run(traced[0], ins), seen.run(closed, ins)
+    for name, x, one, other in zip(names, jax.tree.leaves(shapes), *results, strict=True):
+        if one != other and x.size:  # of what is empty jax drops operations
             raise StepError(
                 f"the optimizer does something else to a shard than to the whole parameter: {name} "
                 f"differs. {_INSTEAD}"
@@ -92,14 +92,10 @@ def wholes(tree: Any) -> Any:
         if not jax.tree.leaves(x):
             return x.value
         assert isinstance(x, Shard)
-        weak = getattr(jax.typeof(x.value), "weak_type", False) if _is_array(x.value) else False
+        weak = getattr(x.value, "weak_type", False)
         return jax.ShapeDtypeStruct((*x.layers, *x.shape), x.value.dtype, weak_type=weak)
 
     return jax.tree.map(whole, tree, is_leaf=is_shard)
-
-
-def _is_array(x: Any) -> bool:
-    return not isinstance(x, jax.ShapeDtypeStruct)
 
 
 def _nodes(tree: Any) -> list[Any]:
@@ -133,8 +129,8 @@ class _Numbers:
         return _TOTAL, number
 
     def constant(self, x: Any) -> _Seen:
-        if isinstance(x, Tracer):
-            return _OTHER, self(("of the step", id(x)))
+        if isinstance(x, Tracer) or not getattr(x, "is_fully_addressable", True):
+            return _OTHER, self(("an array", id(x)))
         if jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key):
             x = jax.random.key_data(x)
         array = np.asarray(x)
@@ -164,32 +160,32 @@ class _Numbers:
             return self.run(params[CALLS[name]], ins)
         if name == "cond":
             outs = [self.run(branch, ins[1:]) for branch in params["branches"]]
-            return [self.joined(name, [ins[0], *each], 0) for each in zip(*outs, strict=True)]
+            return [self.joined((name,), [ins[0], *each]) for each in zip(*outs, strict=True)]
         if name == "while":
             a, b = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
             carry = self.turns(params["body_jaxpr"], ins[a:b], ins[b:], [])
             (by,) = self.run(params["cond_jaxpr"], [*ins[:a], *carry])
-            return [self.joined(name, [by, x], 0) for x in carry]
+            return [self.joined((name,), [by, x]) for x in carry]
         if name == "scan":
             a, carried = scan_split(params)
             outs = self.turns(params["jaxpr"], ins[:a], ins[a : a + carried], ins[a + carried :])
-            return [self.joined(name, [x], params["length"]) for x in outs]
+            return [self.joined((name, params["length"]), [x]) for x in outs]
         same = name in _ALIKE or (
             name == "convert_element_type" and eqn.invars[0].aval.dtype == params["new_dtype"]
         )
-        if same and (len(ins) == 1 or name not in SHAPES):
-            return ins[: len(eqn.outvars)]
+        if same and len(ins) == len(eqn.outvars):
+            return ins
         if name in REDUCTIONS and ins[0][0] == _PART:
             return [self.total(frozenset())]
         said = params.get("new_dtype"), params.get("y"), params.get("axis_name")
-        return [self.joined((name, *map(str, said)), ins, i) for i in range(len(eqn.outvars))]
+        return [self.joined((name, *map(str, said), i), ins) for i in range(len(eqn.outvars))]
 
-    def joined(self, name: Any, ins: Sequence[_Seen], index: int) -> _Seen:
+    def joined(self, name: tuple[Any, ...], ins: Sequence[_Seen]) -> _Seen:
         """The result of an operation. What totals are multiplied by is all that counts of them."""
         kinds = {kind for kind, _ in ins}
         if _PART in kinds or _TOTAL not in kinds:
             kind = _PART if _PART in kinds else _OTHER
-            return kind, self((name, tuple(ins), index))
+            return kind, self((name, tuple(ins)))
         factors = frozenset[Any]().union(*(self.factors[n] for kind, n in ins if kind == _TOTAL))
         if name[0] in ("mul", "div"):
             factors |= {(name[0], n) for kind, n in ins if kind != _TOTAL}

@@ -241,7 +241,8 @@ def server(
 
     ``by``: a plan, by which all parameters are served, or that of the step if it is another one for the
     same mesh and axes; or strategies, by whose plan each is served, all-reduced or local. ``tx``: an
-    optax transformation, which sees a rank's parts: norms are ``collc.clip_by_global_norm``'s.
+    optax transformation, which sees a rank's parts: norms are ``collc.clip_by_global_norm``'s, and masks
+    and labels by path or size are computed before, of the whole parameters: ``mask=mask(params)``.
     ``servers=k``: the first k ranks hold the parts, as k servers do, 1 is a star; every device gives
     1/k of the memory, since all run one program. ``consistency``: ``collc.consistency.Sync()``, or
     ``Delayed(k)``, whose push overlaps the next k steps. ``stacked``: patterns of parameters whose

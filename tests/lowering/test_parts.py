@@ -58,6 +58,14 @@ def test_narrow_shards_are_gathered_as_they_are():
     assert sent(pulled) == {"bf16", "f32"}
 
 
+def test_gradients_of_narrow_shards_of_servers_too():
+    step = in_step(plan_of("native"), lambda p, x: jax.grad(loss)(p, x))
+    star = collc.Shard(jnp.zeros((8, 8), jnp.bfloat16), (8,), ("gpu",), servers=1)
+    for k in range(8):
+        found = step(star, jnp.roll(SMALL, k, 0))
+        np.testing.assert_array_equal(np.asarray(found.value, np.float32)[0], EXACT)
+
+
 def test_wide_shards_travel_as_they_are():
     step = in_step(plan_of("ring"), lambda p, x: jax.grad(loss)(p, x))
     found = asked(jax.make_jaxpr(step)(shard(jnp.float32), SMALL.astype(jnp.float32)))

@@ -1,5 +1,7 @@
 """NNX modules whose variables hold parts, collc.Shard and collc.Ranked, as a step's arguments."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,25 +17,35 @@ X = jax.random.normal(jax.random.key(1), (16, 3))
 ADAM = optax.adamw(0.1)
 
 
+class Count(nnx.Variable):
+    """What a step changes, and no optimizer."""
+
+
 class Net(nnx.Module):
     def __init__(self, rngs):
         self.first = nnx.Linear(3, 5, rngs=rngs)
-        self.norm = nnx.BatchNorm(5, axis_name=("host", "gpu"), rngs=rngs)
-        self.last = nnx.Linear(5, 1, rngs=rngs)
+        self.last = nnx.Linear(5, 1, use_bias=False, rngs=rngs)
+        self.seen = Count(jnp.float32(0))
 
     def __call__(self, x):
-        return self.last(self.norm(jnp.tanh(self.first(x))))
+        self.seen.set_value(self.seen.get_value() + 1)
+        return self.last(jnp.tanh(self.first(x)))
+
+
+@functools.cache
+def parts(by):
+    return collc.server(by, optax.identity()).init(nnx.state(Net(nnx.Rngs(0)), nnx.Param)).params
 
 
 def parted(plan, tx=ADAM, by=None):
     """A module that holds its parameters in parts, and its optimizer."""
     model = Net(nnx.Rngs(0))
-    params = nnx.state(model, nnx.Param)
-    nnx.update(model, collc.server(by or plan, optax.identity()).init(params).params)
+    nnx.update(model, parts(by or plan))
     return model, nnx.Optimizer(model, tx, wrt=nnx.Param)
 
 
 def whole(model):
+    """A copy of a module in a step, with whole parameters."""
     graph, params, rest = nnx.split(model, nnx.Param, ...)
     return nnx.merge(graph, collc.all_gather(params), rest)
 
@@ -48,38 +60,51 @@ def train_step(model, optimizer, batch):
     return collc.pmean(loss)
 
 
+@functools.cache  # one program for all tests that train by it
 def decorated(plan, step=train_step):
     return nnx.jit(collc.schedule(plan, batch="batch")(step))
 
 
+@functools.cache
+def gather(plan):
+    return jax.jit(collc.schedule(plan)(collc.all_gather))
+
+
 def pulled(plan, model):
     """The parameters of a module, whole, outside of a step."""
-    return jax.jit(collc.schedule(plan)(collc.all_gather))(nnx.state(model, nnx.Param))
+    return gather(plan)(nnx.state(model, nnx.Param))
 
 
+@functools.cache
 def replicated(tx=ADAM, steps=3):
     """The same training on one device: the model, and its losses."""
-    model, losses = Net(nnx.Rngs(0)), []
-    model.norm.axis_name = None
+    model = Net(nnx.Rngs(0))
     optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
-    for _ in range(steps):
+
+    @nnx.jit
+    def step(model, optimizer):
         loss, grads = nnx.value_and_grad(lambda m: jnp.mean((m(X) - 1) ** 2))(model)
         optimizer.update(model, grads)
-        losses.append(loss)
-    return model, losses
+        return loss
+
+    return model, [step(model, optimizer) for _ in range(steps)]
 
 
 def assert_near(got, expected):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-4, 1e-5), got, expected)
 
 
+KINDS = ["Auto", pytest.param("Explicit", marks=pytest.mark.newest_only)]
+
+
+@pytest.mark.parametrize("either_mesh", KINDS, indirect=True)
 def test_trains_as_a_whole_one(either_mesh):
     plan = collc.plan(either_mesh, {"gpu": "ring", "host": "tree"})
     (model, optimizer), (expected, losses) = parted(plan), replicated()
     step, moments = decorated(plan), optimizer.opt_state[0].mu["first"]["kernel"]
     assert_near([step(model, optimizer, X) for _ in losses], losses)
     assert_near(pulled(plan, model), nnx.state(expected, nnx.Param))
-    assert_near(nnx.state(model, nnx.BatchStat), nnx.state(expected, nnx.BatchStat))
+    assert int(model.seen.get_value()) == 3  # of the copy, which shares it
     for variable in (model.first.kernel, moments):  # 15 numbers in 8 parts of 2
         shard = variable.get_value()
         assert isinstance(shard, collc.Shard) and shard.shape == (3, 5)
@@ -155,9 +180,8 @@ def test_fit_resumes_exactly(plan, tmp_path):
     collc.fit(step, resumed, data, steps=4, folder=tmp_path, resume=True, **quiet)
     jax.tree.map(np.testing.assert_array_equal, nnx.state(resumed), nnx.state(without))
 
-    few = collc.plan(jax.make_mesh((2,), ("gpu",), devices=jax.devices()[:2]), {"gpu": "ring"})
+    few = collc.plan(jax.make_mesh((2,), ("gpu",), devices=jax.devices()[:2]), {"gpu": "native"})
     model, optimizer = parted(few)
-    model.norm.axis_name = "gpu"
     fewer = decorated(few)
     collc.fit(fewer, (model, optimizer), data, steps=5, folder=tmp_path, resume=True, **quiet)
     collc.fit(step, without, lambda t: data(t + 4), steps=1, **quiet)
@@ -205,6 +229,18 @@ def test_ranked_parameters_and_their_optimizer(plan):
     assert_near(optimizer.opt_state[0].trace["bias"].get_value().value, 1.5 * own)
 
 
+def test_moments_whose_padding_is_not_zero_at_first(plan):
+    """yogi starts from a number everywhere, and nnx.Optimizer asks it outside of a step."""
+    model, optimizer = parted(plan, optax.yogi(0.1))
+
+    def step(model, optimizer, batch):
+        optimizer.update(model, jax.tree.map(jnp.ones_like, nnx.state(model, nnx.Param)))
+
+    decorated(plan, step)(model, optimizer, X)
+    for kept in (optimizer.opt_state[0].mu, optimizer.opt_state[0].nu):
+        assert not np.ravel(kept["first"]["kernel"].get_value().value)[15:].any()
+
+
 # -- refused ----------------------------------------------------------------------------------------
 
 
@@ -214,6 +250,13 @@ def test_refuses_optimizers_that_look_beyond_a_part(plan):
     with pytest.raises(StepError, match=r"Take collc\.clip_by_global_norm"):
         decorated(plan)(model, optimizer, X)
     assert optimizer.tx == tx
+
+
+def test_refuses_masks_by_the_size_of_a_part(plan):
+    tx = optax.adamw(0.1, mask=lambda tree: jax.tree.map(lambda x: x.size > 5, tree))
+    model, optimizer = parted(plan, tx)
+    with pytest.raises(StepError, match=r"the update of first/kernel differs.*mask=mask"):
+        decorated(plan)(model, optimizer, X)
 
 
 def test_refuses_an_optimizer_of_other_parameters(plan):

@@ -58,6 +58,16 @@ def test_norm_of_leaves_that_lie_differently(plan, servers):
     assert reductions(plan, collc.all_finite, tree) == 1
 
 
+@pytest.mark.parametrize("servers", [None, 1, 3])
+def test_padding_and_who_does_not_serve_do_not_count(plan, servers):
+    tree = mixed(servers)
+    flat = tree["s"].value.reshape(-1)
+    flat[S.size :] = np.nan  # as an optimizer without epsilon makes of zeros
+    norm, finite = run(plan, lambda t: (collc.global_norm(t), collc.all_finite(t)), tree)
+    np.testing.assert_allclose(norm, TOTAL, rtol=1e-6)
+    assert finite
+
+
 def test_norm_on_either_mesh(either_mesh):
     plan = collc.plan(either_mesh, {"gpu": "ring", "host": "tree"})
     np.testing.assert_allclose(run(plan, collc.global_norm, mixed()), TOTAL, rtol=1e-6)

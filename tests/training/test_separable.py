@@ -74,7 +74,7 @@ ACCEPTED = {
 }
 
 
-def test_the_update_is_traced_once(plan):
+def test_the_update_is_traced_with_shards_and_with_whole_parameters(plan):
     traced = []
 
     def update(updates, state, params=None):
@@ -82,7 +82,8 @@ def test_the_update_is_traced_once(plan):
         return updates, state
 
     checked(plan, optax.GradientTransformation(optax.init_empty_state, update))
-    assert len(traced) == 1
+    assert [isinstance(tree["w"], Shard) for tree in traced] == [True, False]
+    assert traced[1]["layers"].shape == (6, 5, 4)
 
 
 @pytest.mark.parametrize("name", ACCEPTED)
@@ -104,6 +105,7 @@ REFUSED = {
     "centralize": (optax.centralize(), "optax.centralize: reduce_sum"),
     "by block": (optax.clip_by_block_rms(1.0), "optax.clip_by_block_rms: reduce_sum"),
     "novograd": (optax.novograd(0.1), "one number for each element"),
+    "zero_nans": (optax.zero_nans(), r"of shape \[\] at found_nan/b for.* Drop optax.zero_nans"),
     "sm3": (optax.sm3(0.1), "keeps several values"),
 }
 
@@ -156,6 +158,74 @@ def test_refused_with_the_users_line(plan, name):
     tree = {k: TREE[k] for k in ("w", "b") if name != "a dim less" or k == "w"}
     with pytest.raises(StepError, match=r"one shard only \(test_separable.py:\d+ in "):
         checked(plan, transformation(OWN[name]), tree)
+
+
+def by_path(function):
+    """A mask, by the end of jax's own name for a leaf: of a shard that is ".value"."""
+    return lambda tree: jax.tree_util.tree_map_with_path(
+        lambda keys, x: function(jax.tree_util.keystr(keys)), tree
+    )
+
+
+def decayed(mask):
+    return optax.adamw(1e-3, mask=mask)
+
+
+def labelled(function):
+    own = {True: optax.sgd(1.0), False: optax.sgd(0.1)}
+    return optax.multi_transform(own, lambda tree: jax.tree.map(function, tree))
+
+
+OTHERWISE = {
+    "a path": (decayed(by_path(lambda path: not path.endswith("['b']"))), "the update of b "),
+    "a size": (decayed(lambda tree: jax.tree.map(lambda x: x.size > 19, tree)), "of layers "),
+    "a shape": (decayed(lambda tree: jax.tree.map(lambda x: x.shape[-1:] > (1,), tree)), "of b "),
+    "a momentum": (
+        optax.masked(optax.trace(0.9), by_path(lambda path: path.endswith("['b']"))),
+        "trace/b is there for one of them only",
+    ),
+    "a label": (labelled(lambda x: x.ndim > 0), "the update of s "),
+    "a number": (transformation(lambda x: x / x.size**0.5), "the update of b "),
+    "a mean": (transformation(lambda x: x / jax.lax.psum(jnp.mean(x**2), BOTH)), "of b "),
+    "what is kept": (
+        optax.GradientTransformation(
+            lambda tree: jax.tree.map(lambda x: jnp.zeros_like(x) + x.size, tree),
+            lambda updates, state, params: (updates, state),
+        ),
+        "what it keeps at b ",
+    ),
+    "a key": (
+        decayed(lambda tree: jax.tree_util.tree_map_with_path(lambda k, x: k[-1].key != "b", tree)),
+        "whole parameters, but not their shards: AttributeError",
+    ),
+    "no array": (
+        optax.stateless(
+            lambda updates, _: updates | {"w": Shard(updates["w"].value, (5, 4), BOTH)}
+        ),
+        "takes shards, but not the whole parameters",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERWISE)
+def test_what_sees_another_path_or_size_is_refused(plan, name):
+    tx, message = OTHERWISE[name]
+    with pytest.raises(StepError, match=message) as e:
+        checked(plan, tx)
+    assert "mask=mask(params)" in str(e.value)
+
+
+@pytest.mark.parametrize("mask", [dict.fromkeys(TREE, True) | {"b": False}, wide, None])
+def test_masks_of_the_whole_parameters_are_accepted(plan, mask):
+    checked(plan, collc.skip_nonfinite(optax.chain(decayed(mask), collc.clip_by_global_norm(1.0))))
+
+
+@pytest.mark.parametrize(
+    "tx, name", [(optax.polyak_sgd(), "'value'"), (optax.contrib.sophia(0.1), "obj_fn")]
+)
+def test_an_optimizer_that_needs_more_than_gradients(plan, tx, name):
+    with pytest.raises(StepError, match=f"the optimizer's update needs {name}, which is not given"):
+        checked(plan, tx)
 
 
 def test_state_that_leaves_its_shard(plan):

@@ -238,6 +238,23 @@ def test_padding_of_all_that_an_optimizer_keeps_is_zero(servers):
             assert not np.asarray(shard.value).reshape(-1)[np.prod(shard.shape) :].any()
 
 
+@pytest.mark.parametrize("servers", [None, 1])
+def test_padding_does_not_count_within_an_optimizer(servers):
+    """Without an epsilon, padding is 0 / 0 before it is clipped."""
+    params = {"ten": jnp.arange(1.0, 11.0)}
+
+    def chain(clip):
+        return optax.chain(optax.scale_by_rms(eps=0.0), clip(0.01), optax.scale(-1.0))
+
+    plan, tx = plan_of(3), chain(optax.clip_by_global_norm)
+    state = collc.server(plan, chain(collc.clip_by_global_norm), servers=servers).init(params)
+    state = jax.jit(collc.schedule(plan)(lambda state: state.push(state.pull())))(state)
+    updates, _ = tx.update(params, tx.init(params))
+    wanted = optax.apply_updates(params, updates)
+    np.testing.assert_allclose(pulled(state, plan)["ten"], wanted["ten"], rtol=1e-6)
+    assert not np.asarray(state.params["ten"].value).reshape(-1)[10:].any()
+
+
 def test_a_gradient_that_is_not_finite_changes_nothing():
     plan = plan_of(8)
     state = collc.server(plan, OPTIMIZERS["adamw"]).init(fresh())

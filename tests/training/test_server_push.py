@@ -11,7 +11,7 @@ from flax import nnx
 
 import collc
 from collc import consistency
-from collc.errors import CollcError, DataError, StepError
+from collc.errors import CollcError, DataError, MeshError, StepError
 from collc.receipts import hlo
 from collc.training.fitting.switch import Switch
 
@@ -51,10 +51,9 @@ def test_what_an_optimizer_keeps_is_told_apart_by_structure(plan):
     assert (int(bad.skipped), bool(bad.opt.finite)) == (1, False)
     np.testing.assert_array_equal(bad.params["w"].value, after.params["w"].value)
 
-    picky = optax.GradientTransformation(
-        lambda p: jnp.zeros(p["w"].value.shape), lambda u, s, p: (u, s)
-    )
-    state = collc.server(plan, picky).init(params)
+    picky = optax.GradientTransformation(lambda p: jnp.zeros(p["w"].shape), lambda u, s, p: (u, s))
+    reduced = collc.strategies({"*": collc.strategy.all_reduce(plan)})
+    state = collc.server(reduced, picky).init(params)
     with pytest.raises(StepError, match="has to know what the optimizer keeps for which"):
         jax.eval_shape(step, state, jnp.ones(3))
 
@@ -204,6 +203,10 @@ def test_what_is_refused(plan):
         lambda s: s.push({"ten": s.params["seven"]}),
         r"is a collc.Shard of \[7\] over host and gpu, but",
     )
+    refused(
+        lambda s: s.push({"ten": 1j * s.pull("ten")["ten"]}), "ten is complex64, but .* float32"
+    )
+    refused(lambda s: s.push({"ten": jnp.ones((2, 5), int)}), "the gradient of ten is int32, but")
     refused(lambda s: s.pull(["ten"]), r"\['ten'\] is no path\. .*state.pull\('deep', 'seven'\)")
     refused(lambda s: s.pull(0), "0 is no path")
     for wrong in (consistency.Delayed, "late", 1):
@@ -217,6 +220,51 @@ def test_what_is_refused(plan):
         consistency.Delayed(0)
     with pytest.raises(StepError, match=r"'no/\*' matches no leaf"):
         collc.server(plan, optax.sgd(0.1), stacked="no/*").init(params)
+
+
+@pytest.mark.parametrize(
+    "tx",
+    [
+        optax.MultiSteps(optax.sgd(1.0), 2).gradient_transformation(),
+        optax.chain(optax.apply_every(2), optax.sgd(1.0)),
+    ],
+)
+def test_pushes_by_path_of_an_optimizer_that_waits(plan, tx):
+    state = collc.server(plan, tx).init({"w": jnp.ones(3), "b": jnp.ones(3)})
+    with pytest.raises(StepError, match=r"counts all pushes together .*microbatches="):
+        jax.eval_shape(collc.schedule(plan)(lambda state: state.push({"w": jnp.ones(3)})), state)
+    jax.eval_shape(collc.schedule(plan)(lambda state: state.push(state.pull())), state)
+
+
+def test_each_push_by_path_counts(plan):
+    """As state.push says: to Adam, pushes of one half each are two steps."""
+    state = collc.server(plan, optax.adam(0.1)).init({"w": jnp.ones(3), "b": jnp.ones(3)})
+    one = {"w": jnp.ones(3)}, {"b": jnp.ones(3)}
+    after = jax.jit(collc.schedule(plan)(lambda s: s.push(one[0]).push(one[1])))(state)
+    assert int(after.opt.inner[0].count) == 2
+
+
+def test_plans_that_leave_out_an_axis(mesh):
+    part = collc.plan(mesh, {"gpu": "ring"})
+    with pytest.raises(MeshError, match="the plan has gpu, but host of its mesh stays with XLA"):
+        collc.server(part, optax.sgd(0.1))
+    collc.server(collc.strategies({"*": collc.strategy.all_reduce(part)}), optax.sgd(0.1))
+
+
+@pytest.mark.parametrize("wrong", [3, [3], {"w": 1}])
+def test_patterns_of_stacked_parameters(plan, wrong):
+    with pytest.raises(StepError, match=r"stacked= is a pattern of paths, .* or several, not"):
+        collc.server(plan, optax.sgd(0.1), stacked=wrong)
+
+
+def test_stacked_parameters_without_effect_or_layers(plan):
+    both = {"a": collc.strategy.server(plan), "*": collc.strategy.all_reduce(plan)}
+    server = collc.server(collc.strategies(both), optax.sgd(0.1), stacked=["a", "b"])
+    with pytest.raises(StepError, match="stacked='b' has no effect"):
+        server.init({"a": jnp.ones((2, 3)), "b": jnp.ones((2, 3))})
+    for none in (jnp.ones((0, 3)), jnp.ones(())):
+        with pytest.raises(DataError, match=r"stacked= names a, which is \[.*\] and has no layers"):
+            collc.server(plan, optax.sgd(0.1), stacked="a").init({"a": none})
 
 
 def test_a_loop_over_what_is_not_stacked(plan):
@@ -240,7 +288,8 @@ def test_what_has_no_gradient_is_no_parameter(plan):
         (model, "Dropout is an nnx module. Give its parameters, .*nnx.split"),
         (nnx.state(model), r"rngs/\S+ is \S+, which has no gradient.*nnx.split\(model, nnx.Param"),
         ({"a": [jnp.ones(1), jnp.arange(3)]}, "a/1 is int32, which has no gradient"),
-        ({"a": "b"}, "a is .*, which has no gradient"),
+        ({"a": "b"}, "a is str, which has no gradient"),
+        ({"a": jax.random.key(0)}, "a is key<fry>, which has no gradient"),
     ):
         with pytest.raises(DataError, match=match):
             server.init(wrong)
