@@ -18,6 +18,7 @@ from collc.lowering import collectives, operands
 from collc.lowering.primitive import is_narrower
 from collc.lowering.servers import pull, push
 from collc.lowering.shards import Shard, divided, is_shard, rows, whole, with_ones
+from collc.lowering.use import taken_as_axis
 
 SUMS = "float32"  # at least, for the gradients of shards
 
@@ -127,7 +128,7 @@ def _over(axes: tuple[str, ...], on: Any) -> Any:
     if isinstance(on, Schedule) and len(axes) > 1:
         given = tuple(a for a in axes if a in on.axes)
     if isinstance(given, list | tuple) and tuple(given) != axes:
-        taken = collectives.taken_as_axis("all_gather", given[0]) if len(given) == 1 else ""
+        taken = taken_as_axis("all_gather", given[0]) if len(given) == 1 else ""
         raise MeshError(
             f"collc.all_gather: the shards lie over {' and '.join(axes)}, but the schedule is over "
             f"{' and '.join(map(str, given))}. {taken or 'Take the plan that the server has.'}"

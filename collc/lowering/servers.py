@@ -15,8 +15,8 @@ import jax.numpy as jnp
 
 from collc.errors import DataError
 from collc.lowering import operands
-from collc.lowering.collectives import Use, use_of
 from collc.lowering.ranks import rank_in
+from collc.lowering.use import Use, use_of
 from collc.schedules import servers
 
 

@@ -22,6 +22,7 @@ from jax.sharding import PartitionSpec
 
 from collc.errors import DataError
 from collc.lowering import collectives, operands
+from collc.lowering.use import use_of, varying
 from collc.lowering.wire import Plain
 
 NAME = "collc_sync"
@@ -68,7 +69,7 @@ def synced(
             "collc.sync: specs= has no effect here: no axis of the mesh is automatic. Drop it."
         )
     size = sum(x.size * x.dtype.itemsize for x in xs)
-    use = collectives.use_of("sync", "all_reduce", on, accumulate, wire, op="mean", size=size)
+    use = use_of("sync", "all_reduce", on, accumulate, wire, op="mean", size=size)
     return sync_p.bind(
         *xs,
         *(map(lax.stop_gradient, add) if add is not None else ()),
@@ -173,7 +174,7 @@ def _transpose(cts: Sequence[Any], *operands: Any, **params: Any) -> list[Any]:
         if axes:
             mean = mean_p.bind(mean, ranks=math.prod(sizes[a] for a in axes))
         # The cotangent has the type of what was handed in, which may vary.
-        result[i] = collectives.varying(mean, tuple(xs[i].aval.manual_axis_type.varying))
+        result[i] = varying(mean, tuple(xs[i].aval.manual_axis_type.varying))
     return result
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from collc.errors import DataError, MeshError, StepError, nearest
-from collc.lowering.collectives import floating, wire_format
+from collc.lowering.use import floating, wire_format
 from collc.lowering.wire import Cast
 from collc.planning.plan import Plan, check_plan
 

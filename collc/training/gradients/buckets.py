@@ -19,8 +19,8 @@ from collc.errors import CollcError, ScheduleError
 from collc.language.algebra import Schedule
 from collc.language.library import find
 from collc.lowering import collectives, operands, parts
-from collc.lowering.collectives import wire_format
 from collc.lowering.primitive import is_narrower
+from collc.lowering.use import wire_format
 from collc.planning.plan import Plan
 from collc.training.strategy import Strategy
 

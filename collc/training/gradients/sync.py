@@ -8,7 +8,7 @@ from jax.sharding import PartitionSpec
 
 from collc.errors import DataError, StepError
 from collc.lowering import sync as lowering
-from collc.lowering.collectives import no_shards
+from collc.lowering.use import no_shards
 from collc.training.modules import is_module
 
 On = Any  # None, an axis name, a tuple of them, a schedule or its text, or a plan
