@@ -10,7 +10,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from collc.cli.steps import Source, blamed, called
 from collc.errors import DataError, PlanError, StepError, nearest
 from collc.planning.plan import Plan
-from collc.training.kinds import rank_axes
+from collc.training.kinds import differs, rank_axes
 from collc.training.modules import is_module
 from collc.training.step import schedule
 
@@ -109,7 +109,7 @@ def _abstract(
             from flax import nnx
 
             state = nnx.state(x)
-            nnx.update(x, jax.tree_util.tree_map_with_path(one, state, is_leaf=_ranked))
+            nnx.update(x, jax.tree_util.tree_map_with_path(one, state, is_leaf=differs))
             return x
         if own is not None:
             ranked = NamedSharding(mesh, PartitionSpec(*(own or axes)))
@@ -117,13 +117,9 @@ def _abstract(
         return _placed(here, x, mesh, usual if plan is not None else None)
 
     def whole(x: Any) -> bool:
-        return is_module(x) or _ranked(x)
+        return is_module(x) or differs(x)
 
     return jax.tree_util.tree_map_with_path(one, value, is_leaf=whole)
-
-
-def _ranked(x: Any) -> bool:
-    return rank_axes(x) is not None
 
 
 def _placed(where: str, x: Any, mesh: Mesh, usual: NamedSharding | None) -> Any:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from collc.errors import DataError, StepError
 from collc.lowering.shards import Shard, is_shard
 from collc.planning.plan import Plan
-from collc.training.kinds import rank_axes
+from collc.training.kinds import differs, rank_axes
 from collc.training.modules import is_module
 from collc.training.paths import is_parameter, is_wrapped
 from collc.training.strategy import Strategy
@@ -78,7 +78,7 @@ def _is_inexact(x: Any) -> bool:
 
 def nodes(tree: Any) -> Iterator[tuple[tuple[str, ...] | None, Shard | None]]:
     """For each leaf the axes of the Ranked node or Shard that it is in, and that Shard."""
-    for node in jax.tree.leaves(tree, is_leaf=lambda x: rank_axes(x) is not None):
+    for node in jax.tree.leaves(tree, is_leaf=differs):
         shard = node if is_shard(node) else None
         yield from [(rank_axes(node), shard)] * len(jax.tree.leaves(node))
 

@@ -64,8 +64,9 @@ def rank_axes(x: Any) -> tuple[str, ...] | None:
     return None
 
 
-def _lies(x: Any) -> bool:
-    return rank_axes(x) is not None
+def differs(node: Any) -> bool:
+    """Whether each rank has a value of its own of a node: where such a tree is cut, as is_leaf."""
+    return rank_axes(node) is not None
 
 
 def ranked(
@@ -102,7 +103,7 @@ def ranked(
     if nnx is None or not isinstance(value, nnx.Pytree):
         if of is not None:
             raise StepError("ranked(of=...) selects variables of an nnx module; this is none.")
-        if any(map(_lies, jax.tree.leaves(value, is_leaf=_lies))):
+        if any(map(differs, jax.tree.leaves(value, is_leaf=differs))):
             raise StepError(
                 "ranked: the value is ranked already, or in shards (collc.Shard), of which each rank "
                 "has its own. Call it once, on whole values."

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from collc.errors import DataError, StepError
 from collc.lowering.operands import names_in
 from collc.planning.plan import Plan
-from collc.training.kinds import Batch, rank_axes
+from collc.training.kinds import Batch, differs, rank_axes
 from collc.training.modules import Modules
 
 Axes = tuple[str, ...]
@@ -198,7 +198,7 @@ def _leaves(tree: Any) -> Iterator[tuple[str, Any, Any]]:
     """The leaves of a pytree: path, value, and the node that marks it as ranked or batch, or None."""
 
     def marked(x: Any) -> bool:
-        return isinstance(x, Batch) or rank_axes(x) is not None
+        return isinstance(x, Batch) or differs(x)
 
     for path, node in jax.tree_util.tree_flatten_with_path(tree, is_leaf=marked)[0]:
         if not marked(node):

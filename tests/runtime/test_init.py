@@ -1,15 +1,12 @@
 """Two real processes over loopback."""
 
-import os
-import socket
-import subprocess
-import sys
 import textwrap
-from pathlib import Path
 
 import pytest
 
 from collc.planning.agree import differences
+
+from ..processes import run
 
 WORKER = textwrap.dedent(
     """
@@ -45,37 +42,13 @@ WORKER = textwrap.dedent(
 )
 
 
-def _port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
-def _run(tmp_path: Path, schedules: tuple[str, str], flags: tuple[str, str] = ("", "")):
-    script = tmp_path / "worker.py"
-    script.write_text(WORKER)
-    port = str(_port())
-    workers = [
-        subprocess.Popen(
-            [sys.executable, str(script), port, str(i), schedules[i]],
-            env={
-                **os.environ,
-                "JAX_PLATFORMS": "cpu",
-                "COLLC_CACHE": str(tmp_path / f"cache{i}"),
-                "XLA_FLAGS": f"--xla_force_host_platform_device_count=2 {flags[i]}",
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for i in range(2)
+def train(tmp_path, schedules, flags=("", "")):
+    both = "--xla_force_host_platform_device_count=2"
+    environments = [
+        {"COLLC_CACHE": str(tmp_path / f"cache{me}"), "XLA_FLAGS": f"{both} {flags[me]}"}
+        for me in range(2)
     ]
-    try:
-        outs = [worker.communicate(timeout=240) for worker in workers]
-    finally:
-        for worker in workers:
-            worker.kill()
-    return [(worker.returncode, *out) for worker, out in zip(workers, outs, strict=True)]
+    return run(WORKER, [[schedule] for schedule in schedules], environments)
 
 
 @pytest.mark.newest_only
@@ -84,7 +57,7 @@ def test_two_processes_train_as_one(tmp_path, schedule):
     """With what a sweep chose too, which process 0 decides, now or from what it kept."""
     import numpy as np
 
-    results = _run(tmp_path, (schedule, schedule))
+    results = train(tmp_path, (schedule, schedule))
     assert [code for code, _, _ in results] == [0, 0], results
     said = {line for _, out, _ in results for line in out.splitlines() if "RESULT" in line}
     x = np.arange(24.0).reshape(8, 3) % 5
@@ -94,7 +67,7 @@ def test_two_processes_train_as_one(tmp_path, schedule):
 
 @pytest.mark.newest_only
 def test_a_process_with_another_plan_is_named(tmp_path):
-    results = _run(tmp_path, ("tree", "ring"))
+    results = train(tmp_path, ("tree", "ring"))
     for code, _, err in results:
         assert code == 1
         assert "the processes differ in their plans" in err
@@ -103,7 +76,7 @@ def test_a_process_with_another_plan_is_named(tmp_path):
 
 @pytest.mark.newest_only
 def test_a_process_with_other_flags_is_named(tmp_path):
-    results = _run(tmp_path, ("tree", "tree"), ("", "--xla_cpu_enable_fast_math=true"))
+    results = train(tmp_path, ("tree", "tree"), ("", "--xla_cpu_enable_fast_math=true"))
     for code, _, err in results:
         assert code == 1
         assert "process 1 (host" in err and "xla_cpu_enable_fast_math" in err

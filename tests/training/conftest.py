@@ -2,6 +2,7 @@
 
 import jax
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import AxisType
 
 import collc
@@ -26,12 +27,28 @@ def plan(mesh):
     return collc.plan(mesh, {"gpu": "ring", "host": "tree"})
 
 
+@pytest.fixture(scope="module")
+def compiled_once(tmp_path_factory):
+    """What takes long to compile is kept in a folder, for the module's later runs of the same step."""
+    options = {
+        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("compiled")),
+        "jax_persistent_cache_min_compile_time_secs": 0.2,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    before = {name: getattr(jax.config, name) for name in options}
+    for values in (options, before):
+        for name, value in values.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()  # jax looks up the folder once
+        if values is options:
+            yield
+
+
 @pytest.fixture(scope="session")
 def permutes():
-    """`permutes(jitted, *args)`: how many collective-permutes one call runs."""
+    """`permutes(compiled)`: how many collective-permutes one call runs."""
 
-    def count(jitted, *args):
-        text = jitted.lower(*args).compile().as_text()
-        return hlo.count(hlo.parse_hlo(text)).get("collective-permute", 0)
+    def count(compiled):
+        return hlo.count(hlo.parse_hlo(compiled.as_text())).get("collective-permute", 0)
 
     return count

@@ -1,6 +1,6 @@
 """value_and_grad of strategies: one global loss, differentiated on each rank and reduced once."""
 
-from pathlib import Path
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +11,8 @@ from flax import nnx
 import collc
 from collc import strategy
 from collc.errors import DataError, StepError
-from collc.language.library import load
 
-collectives = load(Path(__file__).parent / "asked.py").collectives
+from .asked import collectives
 
 # Small whole numbers: whatever is added in whatever order is exact, and 8 divides exactly.
 X = (np.arange(96, dtype=np.float32).reshape(32, 3) % 5) - 2
@@ -29,6 +28,12 @@ def loss_fn(w, x):
     return jnp.mean((x @ w["a"]) * (x @ w["b"]))
 
 
+@functools.cache
+def of_the_whole_batch():
+    """The loss and its gradients on the whole batch."""
+    return jax.jit(jax.value_and_grad(loss_fn))(W, X)
+
+
 def masked_loss(w, batch):
     """The mean over this rank's tokens: 0 / 0 where it has none."""
     x, mask = batch
@@ -39,11 +44,15 @@ def tokens(w, batch):
     return batch[1].sum()
 
 
-def run(s, loss, w, batch, **options):
+def step_of(s, loss, **options):
     step = collc.schedule(s.plan, batch="batch")(
         lambda w, batch: s.value_and_grad(loss, **options)(w, batch)
     )
-    return jax.jit(step)(w, batch)
+    return jax.jit(step)
+
+
+def run(s, loss, w, batch, **options):
+    return step_of(s, loss, **options)(w, batch)
 
 
 def equal(a, b):
@@ -56,9 +65,9 @@ def test_equals_the_whole_batch_and_reduces_once(plan, permutes, k):
     step = collc.schedule(plan, batch="x")(
         lambda w, x: s.value_and_grad(loss_fn, microbatches=k)(w, x)
     )
-    found, expected = jax.jit(step)(W, X), jax.value_and_grad(loss_fn)(W, X)
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
-    assert permutes(jax.jit(step), W, X) == plan.certificate("all_reduce").rounds
+    compiled = jax.jit(step).lower(W, X).compile()
+    jax.tree.map(np.testing.assert_array_equal, compiled(W, X), of_the_whole_batch())
+    assert permutes(compiled) == plan.certificate("all_reduce").rounds
 
 
 def test_shards_that_the_loss_gathers_travel_for_each_piece(plan):
@@ -80,9 +89,9 @@ def test_shards_that_the_loss_gathers_travel_for_each_piece(plan):
 @pytest.mark.parametrize("k", [1, 2])
 def test_tokens_are_a_mean_over_all_of_them(plan, k):
     s = collc.strategies({"*": strategy.all_reduce(plan, mean="tokens")})
-    expected = jax.value_and_grad(masked_loss)(W, (X, MASK))
-    equal(run(s, masked_loss, W, (X, MASK), microbatches=k, tokens=tokens), expected)
-    value, grads = run(s, masked_loss, W, (X, MASK * 0), microbatches=k, tokens=tokens)
+    step = step_of(s, masked_loss, microbatches=k, tokens=tokens)
+    equal(step(W, (X, MASK)), jax.jit(jax.value_and_grad(masked_loss))(W, (X, MASK)))
+    value, grads = step(W, (X, MASK * 0))
     assert value == 0 and not any(map(np.any, jax.tree.leaves(grads)))
 
 
@@ -91,7 +100,7 @@ def test_participants(plan):
     here = np.repeat(np.float32([1, 1, 0, 1, 0, 0, 0, 1]), 4)
     x = np.where(here[:, None], X, np.nan)
     found = run(s, lambda w, b: loss_fn(w, b[0]), W, (x, here), participates=lambda w, b: b[1][0])
-    equal(found, jax.value_and_grad(loss_fn)(W, X[here > 0]))
+    equal(found, jax.jit(jax.value_and_grad(loss_fn))(W, X[here > 0]))
 
 
 def test_experts_and_own_parameters_of_a_weighed_loss(plan):
@@ -126,7 +135,7 @@ def test_experts_and_own_parameters_of_a_weighed_loss(plan):
         per_rank += jnp.tile(w["own"].value ** 2, 2) * rows[:, 0]
         return (counts * per_rank).sum() / counts.sum()
 
-    expected = jax.value_and_grad(whole)(w, counts)
+    expected = jax.jit(jax.value_and_grad(whole))(w, counts)
     equal(
         (value, found["expert"], found["shared"]),
         (expected[0], *map(expected[1].get, ("expert", "shared"))),
@@ -156,7 +165,7 @@ def test_shards_of_a_weighed_loss(plan, k):
         products = (X @ w["a"]) * (X @ w["b"])
         return (counts * products).sum() / counts.sum()
 
-    expected = jax.value_and_grad(whole)(w)
+    expected = jax.jit(jax.value_and_grad(whole))(w)
     found = {name: g.value.reshape(-1)[:3] for name, g in grads.items()}
     equal((value, found), expected)
 
@@ -175,9 +184,9 @@ def test_unused_parameters_are_not_sent(plan, permutes):
         s = collc.strategies({"*": strategy.all_reduce(plan, mean=mean)}, bucket=16)
         grad = s.value_and_grad(loss_fn, **how)
         step = collc.schedule(plan, batch="x")(lambda w, x, grad=grad: grad(w, x))
-        grads = jax.jit(step)(W, X)[1]
-        np.testing.assert_array_equal(grads["unused"], np.zeros(4))
-        assert permutes(jax.jit(step), W, X) == len(sent) * plan.certificate("all_reduce").rounds
+        compiled = jax.jit(step).lower(W, X).compile()
+        np.testing.assert_array_equal(compiled(W, X)[1]["unused"], np.zeros(4))
+        assert permutes(compiled) == len(sent) * plan.certificate("all_reduce").rounds
         assert any("elided" in note for note in step.notes)
 
 
@@ -187,7 +196,8 @@ def test_tied_weights_are_summed_once(plan):
     def tied(w, x):
         return jnp.mean((x @ w["a"]) * (x @ w["a"]))
 
-    equal(run(s, tied, W, X), jax.value_and_grad(tied)(W, X))
+    expected = jax.jit(jax.value_and_grad(tied))(W, X)
+    equal(run(s, tied, W, X), expected)
 
     class Tied(nnx.Module):
         def __init__(self):
@@ -206,7 +216,6 @@ def test_tied_weights_are_summed_once(plan):
         )
         value, grads = nnx.jit(step)(model, X)
         assert model.seen[...] == k and len(jax.tree.leaves(grads)) == 1
-        expected = jax.value_and_grad(tied)(W, X)
         equal((value, grads["first"][...]), (expected[0], expected[1]["a"]))
 
 
@@ -229,8 +238,9 @@ def test_what_a_sync_has_reduced_is_not_sent_again(plan, permutes):
         step = collc.schedule(plan, batch="x")(
             lambda w, x, k=k: s.value_and_grad(synced, microbatches=k)(w, x)
         )
-        equal(jax.jit(step)(W, X), jax.value_and_grad(loss_fn)(W, X))
-        assert permutes(jax.jit(step), W, X) == 2 * plan.certificate("all_reduce").rounds
+        compiled = jax.jit(step).lower(W, X).compile()
+        equal(compiled(W, X), of_the_whole_batch())
+        assert permutes(compiled) == 2 * plan.certificate("all_reduce").rounds
 
 
 def test_aux_argnums_and_keywords(plan):
@@ -284,6 +294,4 @@ def test_a_closed_over_batch(plan):
     step = collc.schedule(plan, batch="x")(
         lambda w, x: s.value_and_grad(jax.checkpoint(lambda w: loss_fn(w, x)))(w)
     )
-    jax.tree.map(
-        np.testing.assert_array_equal, jax.jit(step)(W, X), jax.value_and_grad(loss_fn)(W, X)
-    )
+    jax.tree.map(np.testing.assert_array_equal, jax.jit(step)(W, X), of_the_whole_batch())

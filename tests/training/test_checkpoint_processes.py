@@ -1,9 +1,5 @@
 """Checkpoints of two real processes with two devices each, on one file system."""
 
-import os
-import socket
-import subprocess
-import sys
 import textwrap
 
 import jax
@@ -17,6 +13,8 @@ from collc.lowering.shards import Shard
 from collc.training.checkpoints import checkpoint
 from collc.training.kinds import Ranked
 
+from ..processes import outputs
+
 STATE = textwrap.dedent(
     """
     import sys
@@ -28,7 +26,7 @@ STATE = textwrap.dedent(
     from collc.training.checkpoints import checkpoint
     from collc.training.kinds import Ranked
 
-    what, folder, port, me = sys.argv[1], Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+    port, me, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
     collc.init(f"127.0.0.1:{port}", 2, me, timeout_s=60)
     mesh = jax.make_mesh((2, 2), ("host", "gpu"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
 
@@ -75,7 +73,6 @@ SAVE = STATE + textwrap.dedent(
     checkpoint.save(folder, 3, state(1), {"at": 3})
     back = checkpoint.restore(checkpoint.latest(folder), state(0))
     assert bits(back) == bits(state(1))
-    print("DONE", flush=True)
     """
 )
 RESTORE = STATE + textwrap.dedent(
@@ -87,36 +84,8 @@ RESTORE = STATE + textwrap.dedent(
         checkpoint.restore(found, {**state(0), "own": jnp.float32(0)})
     except CheckpointError as e:
         print("REFUSED", e, flush=True)
-    print("DONE", flush=True)
     """
 )
-
-
-def two_processes(tmp_path, script, folder):
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = str(s.getsockname()[1])
-    path = tmp_path / "worker.py"
-    path.write_text(script)
-    flags = "--xla_force_host_platform_device_count=2"
-    workers = [
-        subprocess.Popen(
-            [sys.executable, str(path), "run", str(folder), port, str(me)],
-            env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for me in range(2)
-    ]
-    try:
-        outs = [worker.communicate(timeout=120) for worker in workers]
-    finally:
-        for worker in workers:
-            worker.kill()
-    assert [worker.returncode for worker in workers] == [0, 0], outs
-    assert all("DONE" in out for out, _ in outs)
-    return [out for out, _ in outs]
 
 
 def on_one_device(scale):
@@ -139,7 +108,7 @@ def on_one_device(scale):
 @pytest.mark.newest_only
 def test_from_two_processes_to_one_device_and_back(tmp_path):
     folder = tmp_path / "checkpoints"
-    said = two_processes(tmp_path, SAVE, folder)
+    said = outputs(SAVE, folder)
     assert "No space left on device" in said[1]
     assert "process 1 says: " in said[0] and "No space left on device" in said[0]
     assert sorted(p.name for p in folder.iterdir()) == ["step_00000001", "step_00000003"]
@@ -151,7 +120,7 @@ def test_from_two_processes_to_one_device_and_back(tmp_path):
         jax.tree.map(lambda a, b: bool((a == b).all() if hasattr(a, "all") else a == b), back, want)
     )
     checkpoint.save(folder, 4, on_one_device(2), {"at": 4})
-    for out in two_processes(tmp_path, RESTORE, folder):
+    for out in outputs(RESTORE, folder):
         assert "own is int32[] there, but float32[] here" in out
 
 

@@ -1,13 +1,11 @@
 """`collc.fit` on two real processes with two devices each."""
 
 import json
-import os
-import socket
-import subprocess
-import sys
 import textwrap
 
 import pytest
+
+from ..processes import outputs
 
 RUN = textwrap.dedent(
     """
@@ -18,8 +16,8 @@ RUN = textwrap.dedent(
     from collc.training.fitting.fit import fit
     from collc.training.fitting.switch import Switch
 
-    folder, port, me, steps, kind = sys.argv[1:]
-    me, steps = int(me), int(steps)
+    port, me, *runs = sys.argv[1:]
+    me = int(me)
     collc.init(f"127.0.0.1:{port}", 2, me, timeout_s=60)
     mesh = jax.make_mesh((2, 2), ("host", "gpu"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
     plans = {name: collc.plan(mesh, {"gpu": name, "host": "native"}) for name in ("ring", "native")}
@@ -54,7 +52,6 @@ RUN = textwrap.dedent(
             self.t = state[1]
 
     plan = plans["ring"]
-    data = feed.joined(Parts(), plan) if kind == "joined" else batches
     loaded = feed.local(load, 8, plan)(3)
     assert asked == [(4 * me, 4 * me + 4)]
     for mine, placed in zip(loaded.addressable_shards, feed.place(batches(3), plan).addressable_shards):
@@ -64,48 +61,32 @@ RUN = textwrap.dedent(
         if event.step == 2:
             event.switch("native" if me == 0 else "ring")
 
-    switch = Switch.plans(make, plans)
-    found = fit(switch, jnp.zeros(3), data, steps=steps, folder=folder, resume=True,
-                callbacks=[turn], profile=0)
-    assert switch.active == "native", switch
-    print("FINAL", np.asarray(found.state).tobytes().hex())
+    for folder, steps, kind in zip(runs[::3], runs[1::3], runs[2::3], strict=True):
+        switch = Switch.plans(make, plans)
+        data = feed.joined(Parts(), plan) if kind == "joined" else batches
+        found = fit(switch, jnp.zeros(3), data, steps=int(steps), folder=folder, resume=True,
+                    callbacks=[turn], profile=0)
+        assert switch.active == "native", switch
+        print("FINAL", np.asarray(found.state).tobytes().hex())
     """
 )
 
 
-def run(folder, steps, kind):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    env = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
-    both = [
-        subprocess.Popen(
-            [sys.executable, "-c", RUN, str(folder), str(port), str(me), str(steps), kind],
-            env=env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for me in range(2)
-    ]
-    try:
-        said = []
-        for process in both:
-            said.append(process.communicate(timeout=200))
-            assert process.returncode == 0, said[-1][1]
-    finally:
-        for process in both:
-            process.kill()  # one that waits for another that has failed
-    finals = {out.split("FINAL ")[1].strip() for out, _ in said}
-    assert len(finals) == 1
-    return finals.pop()
+def finals(folder, *runs):
+    """The states at the ends of the runs (folder, steps, kind), the same on both processes."""
+    arguments = [word for name, *rest in runs for word in (folder / name, *rest)]
+    one, other = (
+        [line for line in out.splitlines() if line.startswith("FINAL ")]
+        for out in outputs(RUN, *arguments)
+    )
+    assert one == other and len(one) == len(runs)
+    return one
 
 
 @pytest.mark.newest_only
 def test_processes_agree_load_their_rows_and_resume(tmp_path):
-    whole = run(tmp_path / "whole", 6, "whole")
-    run(tmp_path / "cut", 3, "joined")
-    assert run(tmp_path / "cut", 6, "joined") == whole
+    whole, _ = finals(tmp_path, ("whole", 6, "whole"), ("cut", 3, "joined"))
+    assert finals(tmp_path, ("cut", 6, "joined")) == [whole]
     lines = (tmp_path / "cut" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == list(range(1, 7))
     assert [json.loads(line)["switches"] for line in lines] == [0, 0, 1, 1, 1, 1]

@@ -45,13 +45,13 @@ def arrays(path):
 
 
 @pytest.fixture(scope="module")
-def straight(tmp_path_factory):
+def straight(tmp_path_factory, compiled_once):
     path = tmp_path_factory.mktemp("runs") / "straight"
     return path, *train(tiny(path, side_by_side=4))
 
 
 @pytest.fixture(scope="module")
-def stopped_once(tmp_path_factory):
+def stopped_once(tmp_path_factory, compiled_once):
     path = tmp_path_factory.mktemp("runs") / "stopped"
     return path, *train(tiny(path), stop_at(5))
 
@@ -264,7 +264,7 @@ def test_a_folder_that_cannot_be_written(stopped):
 
 
 @pytest.mark.newest_only
-def test_a_validation_that_is_not_finite_is_no_success(tmp_path, monkeypatch):
+def test_a_validation_that_is_not_finite_is_no_success(tmp_path, monkeypatch, compiled_once):
     monkeypatch.setattr(lm.Trainer, "evaluate", lambda *state: float("nan"))
     with pytest.raises(StepError, match="validation loss of step 2 is nan"):
         train(tiny(tmp_path / "run", steps=2))

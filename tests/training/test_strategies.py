@@ -217,7 +217,7 @@ def test_nodes_have_to_lie_as_declared(plan):
     np.testing.assert_array_equal(out.value, jnp.arange(8.0).reshape(2, 4, 1))
 
 
-def test_scalars_empty_leaves_mixed_dtypes_and_no_gradient(plan, permutes):
+def test_scalars_empty_leaves_mixed_dtypes_and_no_gradient(plan):
     s = collc.strategies({"*": strategy.all_reduce(plan)})
     grads = {
         "empty": np.zeros((8, 0, 3), np.float32),

@@ -1,7 +1,5 @@
 """collc.sync on nnx modules: in nnx.scan and nnx.remat, with micro-batches, with shared weights."""
 
-from pathlib import Path
-
 import jax
 import numpy as np
 import pytest
@@ -9,9 +7,8 @@ from flax import nnx
 
 import collc
 from collc.errors import StepError
-from collc.language.library import load
 
-collectives = load(Path(__file__).parent / "asked.py").collectives
+from .asked import collectives
 
 BOTH = ("host", "gpu")
 LAYERS = 3

@@ -11,7 +11,7 @@ to their fixpoint, and what is found before that is dropped. What is not known i
     d = psum[gpu] c                           -->   refused: c is the same on all ranks of gpu
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +22,7 @@ from jax.extend.core import ClosedJaxpr
 from collc.errors import StepError
 from collc.lowering import sync
 from collc.training.check import refusals, rules
+from collc.training.check.control import CONTROL, changed_in, within
 from collc.training.check.parts import elide_parts
 from collc.training.check.rules import Context
 from collc.training.check.scope import Scope
@@ -30,13 +31,9 @@ from collc.training.check.values import (
     Value,
     Where,
     constant,
-    is_cotangent,
     is_literal,
-    join,
     opened,
     rebuilt,
-    scan_split,
-    taint,
     union,
 )
 
@@ -152,15 +149,16 @@ class _Checker:
         refusals.refuse_references(eqn, where)
         if name in CALLS:
             param = CALLS[name]
-            outs, jaxpr = self.run(eqn.params[param], ins, self.within(where, context))
-            return outs, [_with(eqn, **{param: jaxpr})], {}
-        if name in _CONTROL:
-            return _CONTROL[name](self, eqn, ins, where, context)
+            outs, jaxpr = self.run(eqn.params[param], ins, within(where, context))
+            return outs, [changed_in(eqn, **{param: jaxpr})], {}
+        if name in CONTROL:
+            outs, params = CONTROL[name](self, eqn, ins, where, context)
+            return outs, [changed_in(eqn, **params)], {}
         if name == "call_hi_primitive":
             hidden = eqn.params["_prim"]
             if id(hidden) not in self.expanded:
                 self.expanded[id(hidden)] = refusals.expand(hidden, eqn, where)
-            outs, _ = self.run(self.expanded[id(hidden)], ins, self.within(where, context))
+            outs, _ = self.run(self.expanded[id(hidden)], ins, within(where, context))
             return outs, [eqn], {}
         if name == "shard_map":
             remedy = "Call its body directly: the step is already inside one, over its plan's axes"
@@ -182,9 +180,6 @@ class _Checker:
         if name in rules.DRAWS:
             self.note_draw(ins[: rules.DRAWS[name]], where)
         return [union(ins, where)] * len(eqn.outvars), [eqn], {}
-
-    def within(self, where: Where, context: Context) -> Context:
-        return context._replace(outer=where, cotangent=is_cotangent(where.eqn, context.cotangent))
 
     # -- collectives --
 
@@ -235,105 +230,11 @@ class _Checker:
     def note(self, where: Where, text: str) -> None:
         self.notes[f"{where}: {text}"] = None
 
-    # -- control flow --
-
     @contextmanager
-    def not_converged(self):
+    def not_converged(self) -> Iterator[None]:
+        """While a loop's iterations still differ, what is found is dropped."""
         self.quiet += 1
         try:
             yield
         finally:
             self.quiet -= 1
-
-    def _scan(self, eqn: Any, ins: list[Value], where: Where, context: Context) -> Outcome:
-        body, length = eqn.params["jaxpr"], eqn.params["length"]
-        n_consts, n_carry = scan_split(eqn.params)
-        consts, carry, xs = _split(ins, n_consts, n_carry)
-        context = self.within(where, context)
-        with self.not_converged():
-            converged = False
-            while not converged:
-                outs, _ = self.run(body, [*consts, *carry, *xs], context)
-                carry, converged = _grown(carry, outs[:n_carry])
-        outs, body = self.run(body, [*consts, *carry, *xs], context)
-        if not length:  # no iteration: the carry leaves as it came
-            outs = [*carry, *outs[n_carry:]]
-        return outs, [_with(eqn, jaxpr=body)], {}
-
-    def _while(self, eqn: Any, ins: list[Value], where: Where, context: Context) -> Outcome:
-        test, body = eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
-        test_consts, body_consts, carry = _split(
-            ins, eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-        )
-        context = self.within(where, context)
-        predicate = Value(constant=True)
-        with self.not_converged():
-            converged = False
-            while not converged:
-                (predicate,), _ = self.run(test, [*test_consts, *carry], context)
-                outs, _ = self.run(body, [*body_consts, *carry], context)
-                # Ranks that stop early keep what others go on to change.
-                carry, converged = _grown(carry, [taint(v, predicate, where) for v in outs])
-        inside = self.under(predicate, where, context)
-        _, test = self.run(test, [*test_consts, *carry], inside)
-        outs, body = self.run(body, [*body_consts, *carry], inside)
-        outs = [join(c, taint(v, predicate, where)) for c, v in zip(carry, outs)]
-        return outs, [_with(eqn, cond_jaxpr=test, body_jaxpr=body)], {}
-
-    def _cond(self, eqn: Any, ins: list[Value], where: Where, context: Context) -> Outcome:
-        predicate, operands = ins[0], ins[1:]
-        inside = self.under(predicate, where, self.within(where, context))
-        runs = [self.run(branch, operands, inside) for branch in eqn.params["branches"]]
-        outs = runs[0][0]
-        for other, _ in runs[1:]:
-            outs = [join(a, b) for a, b in zip(outs, other)]
-        outs = [taint(v, predicate, where) for v in outs]
-        branches = tuple(jaxpr for _, jaxpr in runs)
-        if all(new is old for new, old in zip(branches, eqn.params["branches"])):
-            branches = eqn.params["branches"]
-        return outs, [_with(eqn, branches=branches)], {}
-
-    def _linear_solve(self, eqn: Any, ins: list[Value], where: Where, context: Context) -> Outcome:
-        """Only `solve` runs: the others are there for derivatives, which have been taken."""
-        n, jaxprs = eqn.params["const_lengths"], eqn.params["jaxprs"]
-        _, consts, _, b = _split(ins, n.matvec + n.vecmat, n.solve, n.transpose_solve)
-        outs, solve = self.run(jaxprs.solve, [*consts, *b], self.within(where, context))
-        if solve is not jaxprs.solve:
-            jaxprs = jaxprs._replace(solve=solve)
-        return outs, [_with(eqn, jaxprs=jaxprs)], {}
-
-    def under(self, predicate: Value, where: Where, context: Context) -> Context:
-        both = join(predicate, context.predicate)
-        return context._replace(
-            predicate=both, control=where if predicate.axes else context.control
-        )
-
-
-_CONTROL = {
-    "scan": _Checker._scan,
-    "while": _Checker._while,
-    "cond": _Checker._cond,
-    "custom_linear_solve": _Checker._linear_solve,
-}
-
-
-def _with(eqn: Any, **params: Any) -> Any:
-    """The equation with these parameters; itself if nothing changes."""
-    if all(eqn.params[key] is value for key, value in params.items()):
-        return eqn
-    return eqn.replace(params=eqn.params | params)
-
-
-def _split(values: Sequence[Value], *sizes: int) -> list[list[Value]]:
-    """Consecutive parts of these sizes, and the rest."""
-    parts, at = [], 0
-    for size in sizes:
-        parts.append(list(values[at : at + size]))
-        at += size
-    return [*parts, list(values[at:])]
-
-
-def _grown(carry: Sequence[Value], outs: Sequence[Value]) -> tuple[list[Value], bool]:
-    """What is carried after one more iteration, and whether that is no more than before."""
-    grown = [join(c, o) for c, o in zip(carry, outs)]
-    return grown, all(g.state == c.state for g, c in zip(grown, carry))

@@ -22,8 +22,8 @@ from collc.lowering.operands import names_in
 from collc.lowering.shards import Shard, is_shard
 from collc.training.checkpoints.flat import flat_shape, flattened, layers_of, ranks_of_shard
 from collc.training.checkpoints.resize import splits, words
-from collc.training.kinds import Ranked, rank_axes
-from collc.training.paths import is_wrapped
+from collc.training.kinds import Ranked, differs, rank_axes
+from collc.training.paths import is_wrapped, word
 
 NUMBERS = (bool, int, float, complex)
 
@@ -107,7 +107,7 @@ def _walk(node: Any, words: tuple[str, ...], axes: tuple[str, ...] | None) -> It
     if is_shard(node):
         yield Place(path, node)
         return
-    axes = axes if rank_axes(node) is None else rank_axes(node)
+    axes = rank_axes(node) if differs(node) else axes
     children, _ = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)
     if not children:
         yield Place(path, type(node).__name__, empty=True)
@@ -118,11 +118,7 @@ def _walk(node: Any, words: tuple[str, ...], axes: tuple[str, ...] | None) -> It
         elif wrapped:
             yield from _walk(child, words, axes)
         else:
-            yield from _walk(child, (*words, _word(keys[0])), axes)
-
-
-def _word(key: Any) -> str:
-    return str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key))))
+            yield from _walk(child, (*words, word(keys[0])), axes)
 
 
 def is_key(x: Any) -> bool:

@@ -12,8 +12,9 @@ from collc.errors import StepError
 from collc.planning.plan import Plan
 from collc.training.checkpoints.portable import NUMBERS
 from collc.training.fitting.forms import difference, form, is_number, path_of
-from collc.training.kinds import rank_axes
+from collc.training.kinds import differs
 from collc.training.modules import is_module
+from collc.training.paths import word
 
 SKIPPED = "skipped"  # the name of a counter of skipped steps, wherever it is in a state
 VALIDATION = "validation_"  # begins the names of what ``evaluate`` returns, where they are written
@@ -141,8 +142,7 @@ class Carried:
 
 def _counts(path: tuple[Any, ...], x: Any) -> bool:
     """Whether a leaf is a counter of skipped steps. Of an nnx variable, ``value`` is the last key."""
-    words = [getattr(key, "key", getattr(key, "name", None)) for key in path]
-    return SKIPPED in words[-2:] and jnp.issubdtype(x.dtype, jnp.integer)
+    return SKIPPED in map(word, path[-2:]) and jnp.issubdtype(x.dtype, jnp.integer)
 
 
 def _kind(x: Any) -> Any:
@@ -161,11 +161,11 @@ def _placed(tree: Any, plan: Plan | None) -> Any:
         return x if there else jax.device_put(x, everywhere)
 
     def node(keys: Any, x: Any) -> Any:
-        if rank_axes(x) is not None:
+        if differs(x):
             return jax.tree.map(_strong, x)
         return jax.tree.map_with_path(lambda below, leaf: put((*keys, *below), leaf), x)
 
-    return jax.tree.map_with_path(node, tree, is_leaf=lambda x: rank_axes(x) is not None)
+    return jax.tree.map_with_path(node, tree, is_leaf=differs)
 
 
 def _strong(x: Any) -> Any:

@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from collc.errors import DataError
 from collc.planning.plan import Plan, check_plan
 from collc.training.fitting.forms import is_number
-from collc.training.kinds import rank_axes
+from collc.training.kinds import differs
 
 Short = Literal["error", "drop", "pad"]
 _SHORT = ("error", "drop", "pad")
@@ -153,7 +153,7 @@ def place(batch: Any, plan: Plan) -> Any:
     sharding = _split(plan)
 
     def put(keys: Any, x: Any) -> Any:
-        if rank_axes(x) is not None:
+        if differs(x):
             return x
         shape = np.shape(x)
         if not shape or shape[0] % plan.ranks or not shape[0]:
@@ -166,7 +166,7 @@ def place(batch: Any, plan: Plan) -> Any:
         whole = np.asarray(x)
         return jax.make_array_from_callback(shape, sharding, lambda index: whole[index])
 
-    return jax.tree.map_with_path(put, batch, is_leaf=lambda x: rank_axes(x) is not None)
+    return jax.tree.map_with_path(put, batch, is_leaf=differs)
 
 
 def _split(plan: Plan) -> NamedSharding:
