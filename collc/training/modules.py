@@ -17,13 +17,19 @@ import optax
 from collc.errors import StepError
 from collc.lowering.shards import is_shard
 from collc.training import separable
-from collc.training.kinds import Ranked, rank_axes
+from collc.training.kinds import Ranked, differs, rank_axes
 
 
 def is_module(x: Any) -> bool:
     """Whether x is an nnx module, optimizer or metric: an object that a step changes in place."""
     nnx = sys.modules.get("flax.nnx")
     return nnx is not None and isinstance(x, nnx.Pytree) and not isinstance(x, nnx.State)
+
+
+def is_variable(x: Any) -> bool:
+    """Whether x is a variable of nnx: an array with metadata, of which a module has many."""
+    nnx = sys.modules.get("flax.nnx")
+    return nnx is not None and isinstance(x, nnx.Variable)
 
 
 class Modules:
@@ -59,12 +65,11 @@ class Modules:
             return
         from flax import nnx
 
-        is_variable = lambda x: isinstance(x, nnx.Variable)  # noqa: E731
         found = jax.tree_util.tree_flatten_with_path(self.state, is_leaf=is_variable)[0]
         for path, x in found:
             variable = type(x).__name__ if is_variable(x) else ""
             variable = f"nnx.{variable}" if hasattr(nnx, variable) else variable
-            for node in jax.tree.leaves(x, is_leaf=_lies):
+            for node in jax.tree.leaves(x, is_leaf=differs):
                 axes = rank_axes(node)
                 if axes == ():
                     raise StepError(
@@ -201,11 +206,6 @@ def _is_part(x: Any) -> bool:
 def _parts(tree: Any) -> int:
     """How many of a tree's leaves are in parts."""
     return sum(map(_is_part, jax.tree.leaves(tree, is_leaf=_is_part)))
-
-
-def _lies(x: Any) -> bool:
-    """Whether a node says over which axes it lies: a ranked variable, or what a variable holds."""
-    return rank_axes(x) is not None
 
 
 def _refuse_attributes(objects: Any) -> None:

@@ -14,7 +14,7 @@ from jax.extend.core import jaxpr_as_fun
 from collc.errors import CollcError, StepError
 from collc.lowering.shards import Shard, is_shard, part, unpadded
 from collc.training.check.values import Where, opened
-from collc.training.kinds import rank_axes
+from collc.training.kinds import differs
 from collc.training.norms import own_axes
 from collc.training.paths import named_leaves
 from collc.training.separable_alike import check_alike, refuse_paths
@@ -120,7 +120,7 @@ def _unpadded(tree: Any, sizes: dict[str, int]) -> Any:
 
 def _nodes(tree: Any) -> list[Any]:
     """For each leaf its Shard or Ranked node, or itself."""
-    found = jax.tree.leaves(tree, is_leaf=lambda x: rank_axes(x) is not None)
+    found = jax.tree.leaves(tree, is_leaf=differs)
     return [node for node in found for _ in jax.tree.leaves(node)]
 
 

@@ -283,7 +283,8 @@ def _marked(result: Any, merged: dict[str, Any]) -> Any:
 
 
 def _unwrapped(result: Any, modules: Modules) -> Any:
-    stands = lambda x: isinstance(x, Batch | _Itself)  # noqa: E731
+    def stands(x: Any) -> bool:
+        return isinstance(x, Batch | _Itself)
 
     def unwrap(x: Any) -> Any:
         if isinstance(x, Batch):

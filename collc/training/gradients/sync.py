@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec
 from collc.errors import DataError, StepError
 from collc.lowering import sync as lowering
 from collc.lowering.use import no_shards
-from collc.training.modules import is_module
+from collc.training.modules import is_module, is_variable
 
 On = Any  # None, an axis name, a tuple of them, a schedule or its text, or a plan
 
@@ -115,9 +115,6 @@ def _copy(module: Any, params: Any) -> Any:
     changes to batch statistics would be lost.
     """
     from flax import nnx
-
-    def is_variable(x: Any) -> bool:
-        return isinstance(x, nnx.Variable)
 
     values = dict(nnx.to_flat_state(params))
     found = {id(v): (v, path) for path, v in nnx.iter_graph(module) if is_variable(v)}
