@@ -106,5 +106,5 @@ def test_other_collectives_take_no_shards(name):
 
 def test_value_and_grad_of_a_plan_takes_no_shards():
     plan = plan_of("ring")
-    with pytest.raises(DataError, match="collc.pmean: there is a collc.Shard"):
+    with pytest.raises(DataError, match=r"collc.pmean: there is a collc.Shard"):
         jax.jit(collc.value_and_grad(loss, plan, batch="x"))(shard(), SMALL)
