@@ -19,9 +19,9 @@ from jax.tree_util import tree_flatten_with_path
 
 from collc.errors import CollcError, StepError
 from collc.lowering.shards import UNPADDED, Shard, is_shard
-from collc.training.check.values import opened, scan_split
+from collc.training.check.values import CALLS, opened, scan_split
 from collc.training.paths import word
-from collc.training.separable_flow import CALLS, REDUCTIONS, SHAPES
+from collc.training.separable_flow import REDUCTIONS, SHAPES
 
 _ALIKE = SHAPES | {"copy", "copy_p", "pcast", "pvary", "psum", "pmax", "pmin", "collc_collective"}
 _INSTEAD = (

@@ -18,19 +18,13 @@ import numpy as np
 
 from collc.lowering.shards import UNPADDED
 from collc.training.check.rules import SAME, collective
-from collc.training.check.values import Where, opened, scan_split
+from collc.training.check.values import CALLS, Where, opened, scan_split
 from collc.training.separable_refusals import refuse
 
 # What a value is: the same number in all places, a value for each place of no shard, a shard, or
 # what still has to be reduced over its axes.
 UNIFORM, WHOLE, SHARD, PARTIAL = "uniform", "whole", "shard", "partial"
 
-CALLS = {
-    **dict.fromkeys("jit pjit remat remat2 checkpoint".split(), "jaxpr"),
-    **dict.fromkeys(
-        "closed_call core_call call custom_jvp_call custom_vjp_call".split(), "call_jaxpr"
-    ),
-}
 _ELEMENTWISE = frozenset(
     "abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp clz complex conj "
     "convert_element_type copy copy_p cos cosh digamma div eq erf erf_inv erfc exp exp2 expm1 floor "
