@@ -281,7 +281,7 @@ def report(found: Mapping[str, Found], iterations: int) -> list[str]:
         " permutes, each of which is a rendezvous of all devices here.",
         "What memory FSDP takes above 1 at 2 x 64 does not grow with the batch: it is the old shard of"
         " the state, kept beside the new one for the case that a gradient is not finite. XLA:CPU has no"
-        " fusion with several results that updates both in place; XLA's for GPUs has, and keeps none.",
+        " fusion with several results that updates both in place.",
     ):
         lines += common.prose(f"- {item}")
     lines.append("")
