@@ -3,6 +3,9 @@
 A leaf is flattened, padded with zeros, and cut: what divides does not matter. Rank r holds part r.
 
     [5, 3], 4 ranks   --gather-->   [5, 3] from parts of 4 numbers, the last of them one of padding
+
+Flattened with the first dimension fastest: a backward pass makes the gradient of w in x @ w as that of
+w's transpose, which is so cut as it lies. By rows, the matmul of each such gradient became a slower one.
 """
 
 import math
@@ -108,7 +111,7 @@ def rows(x: jax.Array, shape: Sequence[int], parts: int) -> jax.Array:
     """[layers..., shape...] -> [layers..., parts, k], padded."""
     layers = x.shape[: x.ndim - len(shape)]
     size, k = math.prod(shape), part(shape, parts)
-    flat = x.reshape(*layers, size)
+    flat = _turned(x, len(layers)).reshape(*layers, size)
     if size < parts * k:
         flat = jnp.pad(flat, [(0, 0)] * len(layers) + [(0, parts * k - size)])
     return flat.reshape(*layers, parts, k)
@@ -118,7 +121,13 @@ def whole(rows: jax.Array, shape: Sequence[int]) -> jax.Array:
     """[layers..., parts, k] -> [layers..., shape...]"""
     layers, size = rows.shape[:-2], math.prod(shape)
     flat = rows.reshape(*layers, math.prod(rows.shape[-2:]))
-    return (flat if flat.shape[-1] == size else flat[..., :size]).reshape(*layers, *shape)
+    flat = flat if flat.shape[-1] == size else flat[..., :size]
+    return _turned(flat.reshape(*layers, *shape[::-1]), len(layers))
+
+
+def _turned(x: jax.Array, layers: int) -> jax.Array:
+    """[layers..., shape...] -> [layers..., reversed shape...]"""
+    return x.transpose(*range(layers), *reversed(range(layers, x.ndim)))
 
 
 def with_ones(flat: jax.Array, shape: Sequence[int]) -> jax.Array:

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import collc
@@ -56,6 +57,14 @@ def test_narrow_shards_are_gathered_as_they_are():
         return collc.Ranked(back(p))
 
     assert sent(pulled) == {"bf16", "f32"}
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (3, 7), (2, 3, 5)])
+def test_parts_lie_with_the_first_dimension_fastest(shape):
+    whole = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    params = {"w": jnp.asarray(whole)}
+    parts = collc.server(plan_of("ring"), optax.sgd(1.0)).init(params).params["w"].value
+    np.testing.assert_array_equal(np.ravel(parts)[: whole.size], np.ravel(whole, order="F"))
 
 
 def test_gradients_of_narrow_shards_of_servers_too():

@@ -165,7 +165,7 @@ DAMAGE = {
     "no manifest": (lambda path: (path / "manifest.json").unlink(), "manifest.json cannot be read"),
     "half a manifest": (lambda path: (path / "manifest.json").write_text('{"format"'), "not JSON"),
     "a list": (lambda path: (path / "manifest.json").write_text("[]"), "format 'list'"),
-    "another format": (edit(format="torch"), "format 'torch', not 'collc checkpoint 2'"),
+    "another format": (edit(format="torch"), "format 'torch', not 'collc checkpoint 3'"),
     "another step": (edit(step=3, signed=True), "that of step 3"),
     "garbled": (edit(files=[1], signed=True), "lacks or garbles"),
     "garbled file": (edit(files={"a": 1}, signed=True), "lacks or garbles"),

@@ -167,7 +167,7 @@ def test_padding_stays_zero(plan):
 
     decorated(plan, step)(model, optimizer, X)
     kernel = np.ravel(model.first.kernel.get_value().value)
-    before = np.ravel(Net(nnx.Rngs(0)).first.kernel.get_value())
+    before = np.ravel(Net(nnx.Rngs(0)).first.kernel.get_value(), order="F")
     np.testing.assert_array_equal(kernel, [*(before + 1), 0])
 
 

@@ -12,7 +12,7 @@ from collc.errors import CheckpointError
 from collc.training.checkpoints.files import digest, files_in
 from collc.training.checkpoints.portable import Record
 
-FORMAT = "collc checkpoint 2"
+FORMAT = "collc checkpoint 3"
 HIDDEN = ".writing_"
 MANIFEST, STATE = "manifest.json", "state"
 _NAME = re.compile(r"step_(\d{8,})")
