@@ -25,7 +25,7 @@ PLANS = {"native": {"data": "native"}, "ring": {"data": "ring"}}
 MOST_TIME, MOST_MEMORY, MOST_APART = 1.05, 1.02, 1e-4
 # What each is compared with, the first in it being the one.
 SETTINGS = {
-    "data parallel": ("jit", "jit again", "native", "ring"),
+    "data parallel": ("jit", "jit again", "mapped", "native", "ring"),
     "FSDP": ("skipping", "skipping again", "gathered", "propagated", "native", "ring"),
 }
 
@@ -78,6 +78,21 @@ def parallel_by_hand(graph: Any, tx: Any) -> Callable[..., Any]:
         return (optax.apply_updates(params, updates), opt), loss
 
     return step
+
+
+def mapped_by_hand(mesh: Any, graph: Any, tx: Any) -> Callable[..., Any]:
+    """The same in ``shard_map``: the mean of the gradients is asked for where they are made."""
+    import jax
+    import optax
+
+    def step(state: Any, text: Any) -> Any:
+        params, opt = state
+        loss, grads = jax.value_and_grad(lambda p: loss_of(graph, p, text))(params)
+        updates, opt = tx.update(jax.lax.pmean(grads, "data"), opt, params)
+        return (optax.apply_updates(params, updates), opt), jax.lax.pmean(loss, "data")
+
+    specs = {"in_specs": (jax.P(), jax.P("data")), "out_specs": jax.P()}
+    return jax.shard_map(step, mesh=mesh, **specs, check_vma=False)
 
 
 def parallel(plan: Any, graph: Any, tx: Any) -> Callable[..., Any]:
@@ -190,6 +205,8 @@ def programs(setting: str, form: str, batch: str) -> dict[str, Program]:
                 stacked = "blocks/*" if config.scan else ()
                 fresh = collc.server(plan, tx, stacked=stacked).init(params)
                 step = fsdp(plan, graph)
+            case _, None if name == "mapped":
+                step = mapped_by_hand(mesh, graph, tx)
             case _, None:
                 step = parallel_by_hand(graph, tx)
             case _:
@@ -280,8 +297,11 @@ def report(found: Mapping[str, Found], iterations: int) -> list[str]:
     lines.append("")
     for item in (
         "*Data parallel*. *jit*: `jax.jit` of the step, parameters and moments on every device, the"
-        " batch sharded. *native*, *ring*: `@collc.schedule` with that plan, `collc.pmean` of the"
-        " gradients.",
+        " batch sharded. *mapped*: the step in `jax.shard_map`, `jax.lax.pmean` of the gradients."
+        " *native*, *ring*: `@collc.schedule` with that plan, `collc.pmean` of the gradients. XLA puts"
+        " the sum of *jit* between a matmul and the transpose of the weight's gradient. In *mapped* and"
+        " *native* the transpose comes first, and XLA:CPU makes one slower matmul of both, which large"
+        " batches feel.",
         "*FSDP*. *gathered*: `jax.jit`, parameters and moments sharded by `NamedSharding` over the"
         " largest dimension that divides, a layer's constrained to be whole where they are used, the"
         " gradients and the new state to be sharded. *propagated*: the same, but XLA decides what moves"

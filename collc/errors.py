@@ -48,6 +48,10 @@ class PodError(CollcError):
     """A pod that cannot be compiled for: its shape, its target, XLA's flags, what is missing."""
 
 
+class LaunchError(CollcError):
+    """A job whose processes cannot be started or ended: its command, its hosts, their options."""
+
+
 class ReceiptError(CollcError, AssertionError):
     """A receipt that is not as a test expects it to be."""
 

@@ -19,7 +19,9 @@ from collc.cli import (
     bench,
     common,
     compiling,
+    doctor,
     hlo,
+    launching,
     listing,
     planning,
     pricing,
@@ -78,12 +80,14 @@ app = typer.Typer(
 )
 
 
-def _add(name: str, command: Callable[..., None], *examples: str) -> None:
+def _add(
+    name: str, command: Callable[..., None], *examples: str, settings: dict[str, Any] | None = None
+) -> None:
     # The docstring's paragraphs unwrapped, so that they fit any terminal.
     paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
     text = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
     cls = type("_Command", (_Help, TyperCommand), {"examples": examples})
-    app.command(name, cls=cls, help=text)(command)
+    app.command(name, cls=cls, help=text, context_settings=settings)(command)
 
 
 _add("list", listing.list_schedules, "collc list", "collc list --mesh gpu=8")
@@ -144,6 +148,20 @@ _add(
     "collc train --demo",
     "collc train --mesh gpu=8 --schedule gpu=ring --steps 500 --run runs/mine",
     "collc train --resume runs/mine",
+)
+_add(
+    "launch",
+    launching.launch,
+    "collc launch --hosts 4 --devices-per-host 2 -- python train.py",
+    "collc launch --hosts 2 --max-restarts 3 -- python train.py",
+    settings=launching.SETTINGS,
+)
+_add(
+    "doctor",
+    doctor.doctor,
+    "collc doctor",
+    "collc launch --hosts 4 -- collc doctor",
+    "collc doctor --links --json",
 )
 _add(
     "compile",

@@ -1,17 +1,46 @@
-"""``collc.init``: JAX's distributed runtime, with the processes compared before anything compiles."""
+"""``collc.init``: JAX's distributed runtime, processes compared, a mesh in the order of hosts."""
 
+import json
+import math
 import os
 import platform
+import socket
+import sys
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import jax
+from jax.sharding import AxisType, Mesh
 
-from collc.planning.agree import TIMEOUT_S, compare
+from collc.errors import MeshError, PlanError
+from collc.planning.agree import compare, meet
+from collc.runtime import addresses
+from collc.runtime.hosts import grid, named
+from collc.runtime.place import Place, place
+
+# How long to wait for the other processes: JAX's own default, since the hosts of a cluster start apart.
+START_S = 300.0
 
 # What differs between processes for good reasons: where a process writes, and which one it is.
 OWN = ("--xla_dump", "--xla_gpu_dump", "--xla_gpu_per_fusion_autotune_cache_dir")
-OWN_VARIABLES = ("JAX_PROCESS_ID", "JAX_COORDINATOR_ADDRESS", "JAX_LOCAL_DEVICE_IDS")
+OWN_VARIABLES = (
+    "JAX_PROCESS_ID",
+    "JAX_COORDINATOR_ADDRESS",
+    "JAX_COORDINATOR_BIND_ADDRESS",
+    "JAX_LOCAL_DEVICE_IDS",
+    "JAX_CUDA_VISIBLE_DEVICES",
+    "JAX_ROCM_VISIBLE_DEVICES",
+    "JAX_PARTITION_INDEX",
+    "JAX_SLICE_INDEX",
+    "JAX_MTLS_CERT_FILE",
+    "JAX_MTLS_KEY_FILE",
+)
 
 
 def init(
@@ -19,26 +48,60 @@ def init(
     num_processes: int | None = None,
     process_id: int | None = None,
     *,
-    timeout_s: float = TIMEOUT_S,
+    axes: Mapping[str, int] | None = None,
+    axis_types: AxisType | Sequence[AxisType] | None = None,
+    timeout_s: float = START_S,
     **options: Any,
-) -> None:
-    """Starts JAX's distributed runtime in this process, and compares it with all others.
+) -> Mesh:
+    """Starts JAX's distributed runtime in this process, and returns the mesh of all devices.
 
-    Arguments and ``options`` are those of ``jax.distributed.initialize``, which finds them by itself
-    on Slurm, Open MPI and Kubernetes. Call it before anything else of JAX. On CPU the processes talk
-    through gloo. Raises PlanError, on every process, where one of them has other versions of collc,
-    jax or Python, other XLA flags or other settings; it names the odd one out. Plans that are made
-    later are compared likewise.
+    Without arguments it takes what ``collc launch`` set, or what ``jax.distributed.initialize`` finds
+    on Slurm, Open MPI and Kubernetes; ``options`` are further arguments of that. Call it before
+    anything else of JAX, but after settings such as ``jax_enable_x64``. ``init(num_processes=1)`` is a
+    job of one process, which talks to nobody.
+
+    axes        names and sizes, outermost first; {"host": hosts, "gpu": devices of each} unless given
+    axis_types  one for all axes or one for each, as in jax.sharding.Mesh; Auto unless given
+    timeout_s   seconds to wait for the other processes, as to start and to be compared
+
+    The devices are in the order of hosts, then of processes, then of ids, also where there are
+    several slices, the last axis fastest. A host is what has one host name. The coordinator, process
+    0, listens at the number of the coordinator's address only, gloo on each process at the number of
+    the interface that reaches it: all at loopback if that is loopback. ``coordinator_bind_address``
+    says otherwise.
+
+    Raises PlanError where the coordinator does not answer, and, on every process, where one has
+    other versions of collc, jax or Python, other XLA flags or other settings; it names the odd one
+    out. Plans that are made later are compared likewise. Where others do not come at all, JAX aborts
+    the process, and names some. Raises MeshError for hosts with different numbers of devices, and for
+    axes that the devices do not fill.
     """
-    if getattr(jax.config, "jax_platforms", None) == "cpu":
-        jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(
-        coordinator_address=coordinator_address,
-        num_processes=num_processes,
-        process_id=process_id,
-        **options,
-    )
-    compare("versions and flags", facts(), timeout_s)
+    if jax.distributed.is_initialized():
+        raise PlanError("collc.init was called before in this process. Call it once, at the start.")
+    if "initialization_timeout" in options:
+        raise PlanError(
+            "give timeout_s instead of initialization_timeout: it is for all that waits."
+        )
+    own = place()
+    if not _alone(own, coordinator_address, num_processes, process_id):
+        if own is not None:
+            coordinator_address = coordinator_address or own.coordinator
+            num_processes = own.processes if num_processes is None else num_processes
+            process_id = own.process if process_id is None else process_id
+            # Also inside an allocation of Slurm, which would leave each process one GPU.
+            options = {"cluster_detection_method": "deactivate", **options}
+        found = _detected(coordinator_address, num_processes, process_id, timeout_s, options)
+        _start(*found, timeout_s, options)
+        compare("versions and flags", facts(), timeout_s)
+    elif options:
+        raise PlanError(
+            f"a job of one process starts no runtime, so {', '.join(options)} would have no effect. "
+            "Leave them out."
+        )
+    said = meet("its host", json.dumps(_whereabouts(own)), timeout_s)
+    hosts = named({process: tuple(json.loads(text)) for process, text in said.items()})
+    devices, names = grid(jax.devices(), hosts, axes)
+    return Mesh(devices, names, axis_types=_axis_types(axis_types, len(names)))
 
 
 def facts() -> dict[str, str]:
@@ -54,6 +117,157 @@ def facts() -> dict[str, str]:
     for setting in ("jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_impl"):
         found[setting] = str(getattr(jax.config, setting))
     return found
+
+
+def _alone(own: Place | None, *given: Any) -> bool:
+    """Whether the caller asked for one process, and for nobody to talk to."""
+    address, processes, process = given
+    elsewhere = own is not None or address or os.environ.get("JAX_COORDINATOR_ADDRESS")
+    return processes == 1 and not elsewhere and not process
+
+
+def _detected(
+    coordinator: str | None,
+    processes: int | None,
+    process: int | None,
+    timeout_s: float,
+    options: dict[str, Any],
+) -> tuple[str, int, int]:
+    """The coordinator's address, how many processes, and which is this: given or as jax finds them."""
+    coordinator = coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS")
+    method = options.get("cluster_detection_method")
+    if None in (coordinator, processes, process) and method != "deactivate":
+        # What jax.distributed.initialize does itself; but here the address is needed before.
+        from jax._src.clusters import ClusterEnv
+
+        coordinator, processes, process, _ = ClusterEnv.auto_detect_unset_distributed_params(
+            coordinator, processes, process, None, method, _seconds(timeout_s)
+        )
+    found = {
+        "the coordinator's address": coordinator,
+        "the number of processes": processes,
+        "which process this is": process,
+    }
+    if missing := [what for what, value in found.items() if value is None]:
+        raise PlanError(
+            f"collc.init does not know {' nor '.join(missing)}: neither collc launch nor Slurm, Open "
+            "MPI or Kubernetes (with the package kubernetes) set it. Start the processes by one of "
+            "them, give the arguments, or call collc.init(num_processes=1) for a single process."
+        )
+    assert coordinator is not None and processes is not None and process is not None
+    if not all(isinstance(number, int) for number in (process, processes)) or not (
+        0 <= process < processes
+    ):
+        raise PlanError(
+            f"process {process!r} of {processes!r} cannot be. Number the processes from 0 to one less "
+            "than there are."
+        )
+    return coordinator, processes, process
+
+
+def _start(
+    coordinator: str, processes: int, process: int, timeout_s: float, options: dict[str, Any]
+) -> None:
+    """Starts JAX's runtime, which listens at one address."""
+    given = options.get("coordinator_bind_address", os.environ.get("JAX_COORDINATOR_BIND_ADDRESS"))
+    if process == 0:
+        if given is None:
+            bound = addresses.bind_address(coordinator)
+            if warning := addresses.only_here(coordinator, bound):
+                warnings.warn(warning, stacklevel=3)
+            options = {**options, "coordinator_bind_address": str(bound)}
+        here = addresses.towards(coordinator)
+    else:
+        # First by a plain socket: JAX's client ends the process where it cannot connect.
+        here = addresses.reach(coordinator, timeout_s, lambda line: _tell(process, line))
+    if getattr(jax.config, "jax_platforms", None) == "cpu":
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    with _roll_call(process, timeout_s):
+        jax.distributed.initialize(
+            coordinator_address=coordinator,
+            num_processes=processes,
+            process_id=process,
+            initialization_timeout=_seconds(timeout_s) + 10,  # the service speaks first
+            **options,
+        )
+    _listen_at(here)
+
+
+@contextmanager
+def _roll_call(process: int, timeout_s: float) -> Iterator[None]:
+    """Has JAX's service, which ends all processes where some do not come, name those.
+
+    Without a time of its own it waits for longer than its clients do, which know no names.
+    """
+    from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
+
+    usual = _jax.get_distributed_runtime_service
+    line = (
+        f"waiting for the other processes for {addresses.PATIENCE_S:g} s; after {timeout_s:g} s JAX "
+        "ends all, and names some that have not come: its task names are numbers of processes"
+    )
+    notice = Timer(addresses.PATIENCE_S, _tell, (process, line))
+    notice.daemon = True
+    notice.start()
+    _jax.get_distributed_runtime_service = partial(
+        usual, cluster_register_timeout=_seconds(timeout_s)
+    )
+    try:
+        yield
+    finally:
+        _jax.get_distributed_runtime_service = usual
+        notice.cancel()
+
+
+def _listen_at(address: str) -> None:
+    """Has gloo listen at this address, not at what the host's name happens to resolve to."""
+    if getattr(jax.config, "jax_cpu_collectives_implementation", None) != "gloo":
+        return
+    from jax._src import distributed, xla_bridge
+    from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
+
+    def client() -> Any:
+        if distributed.global_state.client is None:  # after jax.distributed.shutdown
+            return xla_bridge.make_cpu_client()
+        return xla_bridge.make_cpu_client(
+            _jax.make_gloo_tcp_collectives(
+                distributed_client=distributed.global_state.client, hostname=address
+            )
+        )
+
+    # As jax registers its own; before the first use of a backend, so this one is taken.
+    xla_bridge.register_backend_factory("cpu", client, priority=0, fail_quietly=False)
+
+
+def _whereabouts(own: Place | None) -> tuple[str, str]:
+    """This host's name, and its boot, which tells apart machines of one name."""
+    if own is not None:
+        return own.host, ""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:  # not Linux
+        boot = ""
+    return socket.gethostname(), boot
+
+
+def _tell(process: int, line: str) -> None:
+    print(f"collc.init, process {process}: {line}", file=sys.stderr, flush=True)
+
+
+def _seconds(timeout_s: float) -> int:
+    return max(1, math.ceil(timeout_s))  # JAX takes whole ones
+
+
+def _axis_types(kinds: Any, count: int) -> tuple[AxisType, ...]:
+    if kinds is None or isinstance(kinds, AxisType):
+        return (kinds or AxisType.Auto,) * count
+    kinds = tuple(kinds) if isinstance(kinds, Sequence) else (kinds,)
+    if len(kinds) != count or not all(isinstance(kind, AxisType) for kind in kinds):
+        raise MeshError(
+            f"axis_types has to be one jax.sharding.AxisType, or one for each of {count} axes, not "
+            f"{kinds!r}."
+        )
+    return kinds
 
 
 def _version(package: str) -> str:

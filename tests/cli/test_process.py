@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 from collc.cli import app
 for args in (["list", "--mesh", "gpu=4"], ["show", "ring.all_reduce", "--mesh", "gpu=4"],
              ["verify", "hierarchical('host', 'gpu')", "--mesh", "host=2,gpu=4"], ["--version"],
-             ["train", "--help"]):
+             ["train", "--help"], ["launch", "--", "true"]):
     result = CliRunner().invoke(app, args)
     assert result.exit_code == 0, result.output
     loaded = {"jax", "jaxlib", "flax", "optax", "orbax"} & sys.modules.keys()

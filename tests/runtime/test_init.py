@@ -1,21 +1,36 @@
 """Two real processes over loopback."""
 
+import re
+import socket
+import sys
 import textwrap
 
 import pytest
 
+import collc
+from collc.errors import MeshError, PlanError
 from collc.planning.agree import differences
+from collc.runtime.init import _detected, facts
+from collc.runtime.place import Place
 
 from ..processes import run
 
 WORKER = textwrap.dedent(
     """
-    import os, sys
+    import os, socket, sys
+    try:  # a name of this host that means nothing: gloo would ask for it if nobody told it better
+        os.unshare(os.CLONE_NEWUSER | os.CLONE_NEWUTS)
+        socket.sethostname("nowhere.invalid")
+    except (AttributeError, OSError):
+        pass  # not Linux, or not allowed
     import jax, jax.numpy as jnp, numpy as np
     import collc
     port, me, schedule = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-    collc.init(f"127.0.0.1:{port}", 2, me, timeout_s=60)
-    mesh = jax.make_mesh((2, 2), ("host", "gpu"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    # As collc launch says it. Host h1 has process 0, so the order is not that of names.
+    from collc.runtime.place import Place
+    os.environ.update(Place(f"127.0.0.1:{port}", 2, me, f"h{1 - me}").environment())
+    mesh = collc.init(timeout_s=60)
+    print("MESH", dict(mesh.shape), [d.process_index for d in mesh.devices.flat], flush=True)
     if schedule == "auto":
         from collc.planning import tune
         tune.SIZES, tune.TURNS = (256, 4096), (1, 2)
@@ -38,8 +53,36 @@ WORKER = textwrap.dedent(
     mine = jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
     w, loss = step(jnp.ones(3), mine)
     print("RESULT", np.asarray(w).tolist(), float(loss), flush=True)
+    print("ADDRESSES", *addresses(), flush=True)
     """
 )
+
+# The local ends of this process's TCP sockets, and whether others can connect there.
+ADDRESSES = textwrap.dedent(
+    """
+    import os, socket
+
+    def addresses():
+        mine = set()
+        for fd in os.listdir("/proc/self/fd"):
+            try:
+                mine.add(os.readlink(f"/proc/self/fd/{fd}"))
+            except OSError:  # that of the listing itself
+                pass
+        found = set()
+        for name, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
+            for line in open(f"/proc/self/net/{name}").readlines()[1:]:
+                _, local, _, state, *_, inode = line.split()[:10]
+                if f"socket:[{inode}]" in mine:
+                    digits, port = local.split(":")
+                    words = bytes.fromhex(digits)  # 32 bits each, in the order of the machine
+                    number = b"".join(words[i:i + 4][::-1] for i in range(0, len(words), 4))
+                    kind = "listens" if state == "0A" else "talks"
+                    found.add(f"{kind}={socket.inet_ntop(family, number)}".replace("::ffff:", ""))
+        return sorted(found)
+    """
+)
+WORKER = ADDRESSES + WORKER
 
 
 def train(tmp_path, schedules, flags=("", "")):
@@ -59,7 +102,14 @@ def test_two_processes_train_as_one(tmp_path, schedule):
 
     results = train(tmp_path, (schedule, schedule))
     assert [code for code, _, _ in results] == [0, 0], results
-    said = {line for _, out, _ in results for line in out.splitlines() if "RESULT" in line}
+    said, meshes, ends = (
+        {line for _, out, _ in results for line in out.splitlines() if line.startswith(word)}
+        for word in ("RESULT", "MESH", "ADDRESSES")
+    )
+    assert meshes == {"MESH {'host': 2, 'gpu': 2} [0, 0, 1, 1]"}
+    if sys.platform == "linux":
+        # Neither JAX's service nor gloo listens anywhere else, whatever this host's name means.
+        assert ends == {"ADDRESSES listens=127.0.0.1 talks=127.0.0.1"}
     x = np.arange(24.0).reshape(8, 3) % 5
     w = 1 - 0.25 * 2 * x.T @ (x @ np.ones(3)) / 8
     assert said == {f"RESULT {w.tolist()} {np.mean((x @ np.ones(3)) ** 2)}"}
@@ -82,7 +132,98 @@ def test_a_process_with_other_flags_is_named(tmp_path):
         assert "process 1 (host" in err and "xla_cpu_enable_fast_math" in err
 
 
+LOST = textwrap.dedent(
+    """
+    import sys
+    import collc
+    port, me, coordinator = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+    collc.init(coordinator or f"127.0.0.1:{port}", 2, me, timeout_s=2)
+    """
+)
+
+
+@pytest.mark.newest_only
+def test_who_does_not_come_is_named():
+    """Process 0 waits for process 1, which looks for it at a port where nobody is."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        nobody = f"127.0.0.1:{free.getsockname()[1]}"
+        (code, _, err), (lost, _, said) = run(LOST, [[""], [nobody]])
+    assert code not in (0, 1)  # JAX aborts
+    assert re.search(r"reached the barrier: 1/2\b.*timed out task names:\s*1\s", err, re.S), err
+    assert lost == 1
+    assert f"PlanError: the coordinator {nobody} has not answered within 2 s" in said
+
+
 def test_the_odd_one_out_is_the_rarer_one():
     facts = {0: {"jax": "2", "x": "a"}, 1: {"jax": "1", "x": "a"}, 2: {"jax": "1", "x": "a"}}
     assert differences(facts) == [(0, "jax", "2", "1")]
     assert differences({0: {"a": "1"}, 1: {}}) == [(1, "a", "", "1")]
+
+
+def test_what_launch_says_is_not_compared(monkeypatch):
+    before = facts()
+    for name, value in Place("127.0.0.1:1", 4, 3, "h3", restarts=1).environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("JAX_COORDINATOR_BIND_ADDRESS", "127.0.0.1:1")
+    monkeypatch.setenv("JAX_PARTITION_INDEX", "1")
+    assert facts() == before
+
+
+def test_one_process_has_a_mesh_too(monkeypatch):
+    import jax
+
+    for name in ("KUBERNETES_SERVICE_HOST", "SLURM_JOB_ID", "JAX_COORDINATOR_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    n = jax.device_count()
+    mesh = collc.init(num_processes=1)
+    assert mesh == jax.make_mesh(
+        (1, n), ("host", "gpu"), axis_types=(jax.sharding.AxisType.Auto,) * 2
+    )
+    explicit = jax.sharding.AxisType.Explicit
+    assert collc.init(num_processes=1, axes={"data": n}, axis_types=explicit) == jax.make_mesh(
+        (n,), ("data",), axis_types=(explicit,)
+    )
+    with pytest.raises(MeshError, match="Give sizes whose product"):
+        collc.init(num_processes=1, axes={"data": n + 1})
+    with pytest.raises(MeshError, match="one for each of 2 axes"):
+        collc.init(num_processes=1, axis_types=(explicit,))
+    with pytest.raises(PlanError, match="heartbeat_timeout_seconds would have no effect"):
+        collc.init(num_processes=1, heartbeat_timeout_seconds=9)
+    with pytest.raises(PlanError, match=r"does not know the coordinator's address nor the number"):
+        collc.init()
+    with pytest.raises(PlanError, match="give timeout_s instead"):
+        collc.init(initialization_timeout=9)
+    with pytest.raises(PlanError, match="process 2 of 2 cannot be"):
+        collc.init("127.0.0.1:1", 2, 2)
+
+
+SLURM = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_STEP_NODELIST": "node[003-006]",
+    "SLURM_NTASKS": "32",
+    "SLURM_PROCID": "5",
+    "SLURM_LOCALID": "5",
+}
+OPEN_MPI = {
+    "OMPI_VERSION": "4.1.6",
+    "OMPI_MCA_orte_hnp_uri": "4096.0;tcp://10.0.0.3:40000",
+    "OMPI_COMM_WORLD_SIZE": "32",
+    "OMPI_COMM_WORLD_RANK": "5",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "5",
+}
+
+
+@pytest.mark.parametrize(
+    ("environment", "coordinator"), [(SLURM, "node003:61447"), (OPEN_MPI, "10.0.0.3:61441")]
+)
+def test_what_a_scheduler_says_is_taken(monkeypatch, environment, coordinator):
+    """By jax's own detection; what is given goes before."""
+    for name in {*SLURM, *OPEN_MPI, "KUBERNETES_SERVICE_HOST", "JAX_COORDINATOR_ADDRESS"}:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert _detected(None, None, None, 1, {}) == (coordinator, 32, 5)
+    assert _detected("10.0.0.9:1", None, None, 1, {}) == ("10.0.0.9:1", 32, 5)
+    with pytest.raises(PlanError, match="does not know"):
+        _detected(None, None, None, 1, {"cluster_detection_method": "deactivate"})

@@ -216,6 +216,30 @@ def test_every_file_of_the_state_is_needed(tmp_path):
     assert checkpoint.latest(tmp_path).step == 2
 
 
+def test_damaged_ones_are_set_aside_where_an_older_one_is_whole(tmp_path):
+    for step in (2, 4, 6):
+        checkpoint.save(tmp_path, step, state(), NOTES, keep=3)
+    truncate(tmp_path / "step_00000004")
+    truncate(tmp_path / "step_00000006")
+    (tmp_path / "damaged_step_00000006").mkdir()  # from an earlier time
+    said = []
+    assert checkpoint.find(tmp_path, said.append).step == 2
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {
+        "step_00000002",
+        "damaged_step_00000004",
+        "damaged_step_00000006",
+        "damaged_step_00000006_1",
+    }
+    for text, name in zip(said, ("6_1", "4"), strict=True):
+        assert "is not a whole checkpoint" in text and "Move" not in text
+        assert text.endswith(f"It is damaged_step_0000000{name} now, and step 2 is taken.")
+    truncate(tmp_path / "step_00000002")
+    with pytest.raises(CheckpointError, match="There is no other checkpoint"):
+        checkpoint.find(tmp_path, said.append)
+    assert len(said) == 2
+
+
 def test_the_only_one_damaged(tmp_path):
     truncate(checkpoint.save(tmp_path, 2, state(), NOTES))
     with pytest.raises(CheckpointError, match="There is no other checkpoint"):

@@ -6,7 +6,8 @@
 
 A checkpoint is written beside its place under a hidden name and renamed when complete, so one that
 was cut off while written is never seen. One that was damaged later, or that something else wrote,
-fails its manifest and is refused with a CheckpointError; it is never deleted or skipped silently.
+fails its manifest; it is refused with a CheckpointError, or set aside with a word where an older one
+is whole. It is never deleted or skipped silently.
 
 Of several processes, which share a file system, each calls these functions: all write their arrays,
 the first one does the rest, and what one of them cannot do is an error on all.
@@ -18,8 +19,9 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -34,6 +36,7 @@ from collc.training.checkpoints.manifest import (
     HIDDEN,
     MANIFEST,
     STATE,
+    UNCHANGED,
     Checkpoint,
     damaged,
     manifest_of,
@@ -181,16 +184,40 @@ def _replace(new: Path, old: Path) -> None:
     shutil.rmtree(hidden, ignore_errors=True)
 
 
-def find(folder: Path) -> Checkpoint | None:
+def _aside(path: Path) -> Path:
+    """Another name for a damaged checkpoint, which somebody may want to look at."""
+    names = (path.with_name(f"damaged_{path.name}{f'_{n}' if n else ''}") for n in count())
+    aside = next(name for name in names if not name.exists())
+    os.replace(path, aside)
+    return aside
+
+
+def find(folder: Path, tell: Callable[[str], object] | None = None) -> Checkpoint | None:
     """The newest checkpoint in `folder`, verified; None if there is none. It is the same on all
     processes, each of which has to call this.
 
-    Raises CheckpointError if it is damaged.
+    Raises CheckpointError if it is damaged. With `tell` the newest whole one is taken: damaged ones
+    after it get a name that is none of a checkpoint, and `tell` hears of each. Where none is whole,
+    CheckpointError as before.
     """
 
     def newest() -> Checkpoint | None:
-        found = list(steps(folder).values())
-        return verify(found[-1]) if found and jax.process_index() == 0 else None
+        found = list(steps(folder).values()) if jax.process_index() == 0 else []
+        broken: dict[Path, CheckpointError] = {}
+        for path in reversed(found):
+            try:
+                whole = verify(path)
+            except CheckpointError as error:
+                broken[path] = error
+                if tell is not None and path != found[0]:
+                    continue
+                raise next(iter(broken.values())) from None
+            if tell is not None:
+                for one, error in broken.items():
+                    what, aside = str(error).partition(f" {UNCHANGED}")[0], _aside(one).name
+                    tell(f"{what} It is {aside} now, and step {whole.step} is taken.")
+            return whole
+        return None
 
     found = together(f"find a checkpoint in {folder}", newest)
     name = share(f"the checkpoint in {folder}", found.folder.name if found else "none")

@@ -15,6 +15,7 @@ from collc.training.checkpoints.portable import Record
 FORMAT = "collc checkpoint 3"
 HIDDEN = ".writing_"
 MANIFEST, STATE = "manifest.json", "state"
+UNCHANGED = "Nothing was changed."
 _NAME = re.compile(r"step_(\d{8,})")
 
 
@@ -76,7 +77,7 @@ def damaged(path: Path, found: str) -> CheckpointError:
         else "There is no other checkpoint in that folder: start a fresh run in another one."
     )
     return CheckpointError(
-        f"{path} is not a whole checkpoint of collc: {found}. Nothing was changed. {remedy}"
+        f"{path} is not a whole checkpoint of collc: {found}. {UNCHANGED} {remedy}"
     )
 
 

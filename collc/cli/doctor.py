@@ -1,0 +1,116 @@
+"""``collc doctor``: what is wrong with a host, its settings and its links, before a run finds out."""
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from collc.cli.common import Debug, Json, Output, guarded, print_json
+from collc.runtime.doctor.examine import examine, facts
+from collc.runtime.doctor.finding import Finding, Level, listed
+from collc.runtime.doctor.host import Host
+from collc.runtime.doctor.jobs import job
+
+STYLES = {Level.OK: "green", Level.NOTE: "", Level.WARNING: "yellow", Level.ERROR: "bold red"}
+Said = tuple[str, Finding]
+
+
+@guarded
+def doctor(
+    links: Annotated[
+        bool | None,
+        typer.Option(
+            "--links/--no-links",
+            help="Measure the links between hosts, on one host those between its devices. "
+            "Default: only where several processes were started.",
+            show_default=False,
+        ),
+    ] = None,
+    timeout: Annotated[
+        float,
+        typer.Option(
+            "--timeout",
+            metavar="SECONDS",
+            min=1,
+            help="How long to wait for jax to start, and for the other processes.",
+        ),
+    ] = 120.0,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Check this host before a run: devices, versions, settings, scheduler, name, clock, counters.
+
+    Each finding says what to do. Started as several processes (collc launch, srun, mpirun), each host
+    is checked, and process 0 prints what all have found, with the order of devices, clocks and links.
+
+    Leaves with 1 where there are errors, with 0 where there are none; warnings do not count.
+    """
+    host = Host(os.environ)
+    of, own = job(os.environ), facts(host, timeout)
+    name = os.environ.get("COLLC_HOST") or own.name
+    found: list[Said] = [(name, finding) for finding in examine(host, own)]
+    wanted = of is not None if links is None else links
+    alone = True
+    # XLA would abort this process too, where it has aborted the other one.
+    if own.probe.started and (of is not None or wanted):
+        import jax
+
+        from collc.planning.agree import distributed
+        from collc.runtime.doctor.together import ask
+
+        mine = [finding for _, finding in found]
+        with _printed_elsewhere():
+            found = ask(host, name, mine, of is not None, wanted, timeout)
+        alone = not distributed() or jax.process_index() == 0
+    if not alone:
+        return
+    if json:
+        print_json([{"host": at, **asdict(finding)} for at, finding in found])
+    else:
+        show(found)
+    if any(finding.level == Level.ERROR for _, finding in found):
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _printed_elsewhere() -> Iterator[None]:
+    """To stderr what libraries write to standard output: gloo tells there of its connections."""
+    sys.stdout.flush()
+    try:
+        kept = os.dup(1)
+        os.dup2(2, 1)
+    except OSError:  # one of them is closed
+        yield
+        return
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def show(found: Sequence[Said]) -> None:
+    """Prints the findings: what several hosts have in common once, the worst at the end."""
+    output = Output()
+    hosts: dict[Finding, list[str]] = {}
+    for host, finding in found:
+        hosts.setdefault(finding, []).append(host)
+    several = len({host for host, _ in found}) > 1
+    fine = [finding for finding in hosts if finding.level == Level.OK]
+    for level in Level:
+        for finding, at in hosts.items():
+            if finding.level != level or (
+                several and level == Level.OK and finding.check != "links"
+            ):
+                continue
+            where = f"{listed(at)}: " if several else ""
+            output.line(f"{level:<8} {finding.check}: {where}{finding.found}", STYLES[level])
+            if finding.remedy:
+                output.line(f"         {finding.remedy}")
+    counts = {level: sum(finding.level == level for finding in hosts) for level in Level}
+    ok = f", {len(fine)} checks well" if fine else ""
+    output.line(f"{counts[Level.ERROR]} errors, {counts[Level.WARNING]} warnings{ok}", "bold")

@@ -1,0 +1,57 @@
+"""A finding: what a check has found, how bad it is, and what to do about it."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Level(StrEnum):
+    """``warning``: slow, or likely to fail. ``error``: a run would fail, or be wrong."""
+
+    OK = "ok"
+    NOTE = "note"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """``remedy`` may be empty where nothing is amiss."""
+
+    check: str
+    level: Level
+    found: str
+    remedy: str = ""
+
+    def __post_init__(self) -> None:
+        if self.level in (Level.WARNING, Level.ERROR) and not self.remedy:
+            raise ValueError(f"{self.check}: a {self.level} needs a remedy")
+
+
+def ok(check: str, found: str) -> Finding:
+    """All is well."""
+    return Finding(check, Level.OK, found)
+
+
+def note(check: str, found: str, remedy: str = "") -> Finding:
+    """Worth knowing; nothing has to be done."""
+    return Finding(check, Level.NOTE, found, remedy)
+
+
+def warning(check: str, found: str, remedy: str) -> Finding:
+    """Slow, or likely to fail."""
+    return Finding(check, Level.WARNING, found, remedy)
+
+
+def error(check: str, found: str, remedy: str) -> Finding:
+    """A run would fail, or be wrong."""
+    return Finding(check, Level.ERROR, found, remedy)
+
+
+def listed(names: list[str] | tuple[str, ...], most: int = 8) -> str:
+    """The names in one line.
+
+    >>> listed(["a", "b", "c"], most=2)
+    'a, b and 1 more'
+    """
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"

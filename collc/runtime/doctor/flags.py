@@ -1,0 +1,159 @@
+"""XLA's flags: unknown ones abort the process, some are left over from looking at something else."""
+
+import difflib
+import importlib.util
+import mmap
+import os
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from collc.runtime.doctor.finding import Finding, error, listed, note, ok, warning
+from collc.runtime.doctor.host import Host
+
+CHECK = "XLA flags"
+Test = Callable[[str], bool]
+
+
+def _on(value: str) -> bool:
+    return value.lower() in ("", "true", "1")
+
+
+def _off(value: str) -> bool:
+    return value.lower() in ("false", "0")
+
+
+def _always(value: str) -> bool:
+    return True
+
+
+@dataclass(frozen=True)
+class Unsafe:
+    """A flag that should not be in a run, if ``when`` holds of its value."""
+
+    flag: str
+    when: Test
+    what: str
+    remedy: str = "Take it out of XLA_FLAGS."
+
+
+UNSAFE = (
+    Unsafe("xla_cpu_enable_fast_math", _on, "assumes that there is no NaN: a bad step goes unnoticed"),
+    Unsafe(
+        "xla_gpu_autotune_level",
+        _off,
+        "leaves kernels untuned",
+        "Take it out of XLA_FLAGS: it is for compiling without a GPU.",
+    ),
+    Unsafe(
+        "xla_backend_optimization_level", _off, "switches the compiler's optimisations off"
+    ),
+    Unsafe("xla_disable_hlo_passes", _always, "leaves passes of the compiler out"),
+    Unsafe("xla_disable_all_hlo_passes", _on, "leaves all passes of the compiler out"),
+    Unsafe(
+        "xla_dump_to",
+        _always,
+        "writes every program that is compiled, on every process",
+        "Take it out of XLA_FLAGS, or use collc compile for what the compiler made of a step.",
+    ),
+    Unsafe("xla_dump_hlo_as_text", _on, "writes every program that is compiled"),
+    Unsafe(
+        "xla_gpu_disable_async_collectives",
+        _always,
+        "makes collectives wait, so that nothing overlaps with them",
+    ),
+    Unsafe(
+        "xla_gpu_enable_latency_hiding_scheduler",
+        _off,
+        "keeps collectives from overlapping with computation",
+    ),
+    Unsafe("xla_gpu_enable_highest_priority_async_stream", _off, "lets kernels delay collectives"),
+    Unsafe("xla_gpu_force_compilation_parallelism", lambda v: v == "1", "compiles slowly"),
+)  # fmt: skip
+SLOWER = ("xla_gpu_deterministic_ops", "xla_gpu_exclude_nondeterministic_ops")
+VIRTUAL = "xla_force_host_platform_device_count"
+
+
+def flags(text: str) -> list[tuple[str, str]]:
+    """(name, value) of each flag, in order; a flag without a value has "".
+
+    >>> flags("--xla_a=1 --xla_b")
+    [('xla_a', '1'), ('xla_b', '')]
+    """
+    return [
+        (name, value)
+        for word in text.split()
+        for name, _, value in [word.lstrip("-").partition("=")]
+    ]
+
+
+def given(host: Host) -> tuple[str, list[Finding]]:
+    """The text of the flags. XLA_FLAGS may also name a file that holds them."""
+    text = host.environment.get("XLA_FLAGS", "").strip()
+    if not text or text.startswith("-"):
+        return text, []
+    content = host.text(os.path.abspath(text))
+    if content is None:
+        what = f"XLA_FLAGS={text} is no flag, since it does not begin with --, and no file either"
+        return "", [error(CHECK, what, "Write flags as --xla_name=value, with blanks between.")]
+    return content, []
+
+
+def xla(
+    host: Host,
+    platform: str,
+    unknown: Iterable[str] = (),
+    malformed: Iterable[str] = (),
+    known: Iterable[str] = (),
+) -> list[Finding]:
+    """Findings on XLA_FLAGS.
+
+    ``unknown``, ``malformed``: at which XLA has aborted, as name=value; ``known``: all its flags.
+    """
+    text, found = given(host)
+    known = tuple(known)
+    for word in unknown:
+        close = difflib.get_close_matches(word.lstrip("-").partition("=")[0], known, n=1)
+        hint = f" Did you mean --{close[0]}?" if close else ""
+        what = f"this jaxlib does not know {word}, and aborts at start"
+        found.append(error(CHECK, what, f"Take it out of XLA_FLAGS.{hint}"))
+    for word in malformed:
+        what = f"--{word} has a value that XLA cannot read, and it aborts at start"
+        found.append(error(CHECK, what, "Write true or false, or the number that the flag takes."))
+    values: dict[str, list[str]] = {}
+    for name, value in flags(text):
+        values.setdefault(name, []).append(value)
+    for name, several in values.items():
+        if len(set(several)) > 1:
+            what = f"--{name} is given with the values {listed(several)}; the last one counts"
+            found.append(warning(CHECK, what, "Keep one of them in XLA_FLAGS."))
+    last = {name: several[-1] for name, several in values.items()}
+    for unsafe in UNSAFE:
+        if unsafe.flag in last and unsafe.when(last[unsafe.flag]):
+            shown = f"--{unsafe.flag}={last[unsafe.flag]}".rstrip("=")
+            found.append(warning(CHECK, f"{shown} {unsafe.what}", unsafe.remedy))
+    for name in SLOWER:
+        if name in last and _on(last[name]):
+            found.append(note(CHECK, f"--{name} makes results repeat, and some kernels slower"))
+    if VIRTUAL in last and platform not in ("", "cpu"):
+        what = f"--{VIRTUAL}={last[VIRTUAL]} has no effect on {platform}"
+        found.append(note(CHECK, what, "It is for virtual devices: JAX_PLATFORMS=cpu."))
+    if found:
+        return found
+    count = len(values)
+    return [ok(CHECK, f"{count} set, all known and safe" if count else "none set")]
+
+
+def known_flags() -> tuple[str, ...]:
+    """All flags of the installed jaxlib, by the names in its library: XLA's own help is cut short."""
+    spec = importlib.util.find_spec("jaxlib")
+    found: set[bytes] = set()
+    for folder in (spec and spec.submodule_search_locations) or ():
+        for library in Path(folder).glob("libjax_common.so"):
+            with (
+                open(library, "rb") as file,
+                mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+            ):
+                found |= set(re.findall(rb"\0(xla_[a-z0-9_]+)(?=\0)", content))
+    return tuple(sorted(name.decode() for name in found))

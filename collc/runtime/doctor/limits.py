@@ -1,0 +1,64 @@
+"""What the system allows a process: shared memory, locked memory, open files."""
+
+import os
+from dataclasses import dataclass
+
+from collc.runtime.doctor.finding import Finding, note, ok, warning
+from collc.runtime.doctor.host import Host
+
+SHARED = 1 << 30  # a container's 64 MiB are too few for NCCL between processes
+FILES = 4096
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bytes of /dev/shm and of locked memory, and open files; None is unknown, -1 unlimited."""
+
+    shared: int | None
+    locked: int | None
+    files: int | None
+
+
+def limits(host: Host) -> Limits:
+    """The limits of this process."""
+    try:
+        disk = os.statvfs(host.path("/dev/shm"))
+        shared = disk.f_frsize * disk.f_blocks
+    except (OSError, AttributeError):  # Windows has no statvfs
+        shared = None
+    try:
+        import resource
+    except ImportError:
+        return Limits(shared, None, None)
+    locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    unlimited = resource.RLIM_INFINITY
+    return Limits(
+        shared, -1 if locked == unlimited else locked, -1 if files == unlimited else files
+    )
+
+
+def allowed(own: Limits, rdma: bool, several: bool) -> list[Finding]:
+    """``rdma``: the host has RDMA devices. ``several``: the job has several processes."""
+    check, found = "limits", []
+    if own.shared is None:
+        what = "/dev/shm is not there: NCCL exchanges through it between processes of a host"
+        found.append(note(check, what, "Mount a tmpfs at /dev/shm."))
+    elif own.shared < SHARED:
+        what = f"/dev/shm has {own.shared >> 20} MiB; NCCL fails when it is full"
+        remedy = (
+            "docker run --shm-size=8g; in Kubernetes an emptyDir with medium: Memory at /dev/shm."
+        )
+        found.append(warning(check, what, remedy))
+    if rdma and own.locked is not None and own.locked >= 0:
+        what = (
+            f"{own.locked >> 10} KiB of memory may be locked: RDMA needs as much as it sends from"
+        )
+        remedy = (
+            "ulimit -l unlimited; in systemd LimitMEMLOCK=infinity; docker run --ulimit memlock=-1"
+        )
+        found.append(warning(check, what, remedy))
+    if several and own.files is not None and 0 <= own.files < FILES:
+        what = f"{own.files} files may be open: every process connects to every other"
+        found.append(warning(check, what, "ulimit -n 65536; in systemd LimitNOFILE=65536"))
+    return found or [ok(check, "shared memory, locked memory and open files are enough")]

@@ -1,0 +1,91 @@
+"""This host's own name, and its clock."""
+
+import ctypes
+import ipaddress
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+
+from collc.runtime.doctor.finding import Finding, error, listed, note, ok, warning
+from collc.runtime.doctor.host import Host
+
+UNSYNCHRONIZED = 5  # what adjtimex returns then (TIME_ERROR)
+SYNCHRONIZED = "/run/systemd/timesync/synchronized"
+APART_S = 1.0
+
+
+def addresses(name: str) -> tuple[str, ...]:
+    """What the name resolves to; nothing if it does not."""
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return ()
+    return tuple(dict.fromkeys(str(info[4][0]).partition("%")[0] for info in found))
+
+
+def own_name(name: str, found: Sequence[str], across: bool, leads: bool = False) -> list[Finding]:
+    """Where gloo listens that jax starts by itself, and the coordinator: at what its own name means.
+
+    ``across``: the job is on several machines. ``leads``: the others look for this one by its name.
+    """
+    check = "host name"
+    remedy = (
+        f"Write the address that other hosts reach, as in '10.0.0.5 {name}', into /etc/hosts, and take "
+        f"{name} out of the line of 127.0.0.1 or 127.0.1.1."
+    )
+    if not found:
+        what = f"{name} does not resolve to an address"
+        return [error(check, what, remedy) if across else note(check, what, remedy)]
+    shown = f"{name} resolves to {listed(list(found))}"
+    back = [address for address in found if ipaddress.ip_address(address).is_loopback]
+    if back and leads:
+        what = f"{shown}, and the coordinator listens there: other hosts do not reach it"
+        return [error(check, what, remedy)]
+    if back and across:
+        what = (
+            f"{shown}: other hosts do not reach the gloo of jax.distributed.initialize there; "
+            "collc.init listens where it reaches the coordinator"
+        )
+        return [warning(check, what, remedy)]
+    if back:
+        return [ok(check, f"{shown}, which is enough for one host")]
+    return [ok(check, shown)]
+
+
+def kernel_clock() -> bool | None:
+    """Whether the kernel's clock is kept by NTP; None where the system does not say (adjtimex)."""
+    if not sys.platform.startswith("linux"):
+        return None
+    try:
+        adjtimex = ctypes.CDLL(None, use_errno=True).adjtimex
+    except (OSError, AttributeError):
+        return None
+    state = adjtimex(ctypes.create_string_buffer(512))  # zeros: it reads only
+    return None if state < 0 else state != UNSYNCHRONIZED
+
+
+def clock(host: Host, kernel: bool | None, several: bool) -> list[Finding]:
+    """Whether something keeps this host's clock."""
+    check = "clock"
+    if kernel or host.path(SYNCHRONIZED).exists():
+        return [ok(check, "kept by NTP")]
+    if kernel is None:
+        return [note(check, "the system does not say whether its clock is kept")]
+    remedy = "systemctl enable --now chrony (or systemd-timesyncd); in a container, on its host."
+    what = "nothing keeps this host's clock (NTP): it runs away from those of others"
+    return [warning(check, what, remedy) if several else note(check, what, remedy)]
+
+
+def apart(times: Mapping[str, float], limit_s: float = APART_S) -> list[Finding]:
+    """Clocks of hosts, read at about the same time, in seconds."""
+    check = "clocks"
+    if len(times) < 2:
+        return []
+    middle = sorted(times.values())[(len(times) - 1) // 2]
+    off = {host: at - middle for host, at in times.items()}
+    far = [f"{host} by {delta:+.1f} s" for host, delta in off.items() if abs(delta) > limit_s]
+    spread = max(times.values()) - min(times.values())
+    if far:
+        remedy = "Start chrony on these hosts: chronyc makestep, chronyc tracking."
+        return [warning(check, f"clocks differ from the others: {listed(far)}", remedy)]
+    return [ok(check, f"within {max(spread, 0.001):.3f} s of each other on {len(times)} hosts")]

@@ -1,0 +1,125 @@
+"""RDMA ports: their state, their rate, and what their counters say of cables and switches."""
+
+from collections.abc import Mapping
+
+from collc.runtime.doctor.finding import Finding, error, listed, ok, warning
+from collc.runtime.doctor.host import Host
+from collc.runtime.doctor.nccl import selected, variables
+
+CHECK, ROOT = "RDMA", "/sys/class/infiniband"
+Counts = dict[str, dict[str, int]]  # by place, as "mlx5_0 port 1", then by the counter's name
+
+CABLE = "Reseat or change the cable and transceiver of that port; see the switch's side of it too."
+LOST = "See the switch for lost packets; on RoCE, that PFC or ECN is on, and the MTU equal, everywhere."
+FULL = "The network is congested: see the switch's buffers, ECN, and who else sends there."
+# What each counter of counters/ and hw_counters/ points to. All others are traffic.
+ERRORS = {
+    **dict.fromkeys(
+        (
+            "symbol_error", "link_error_recovery", "link_downed", "port_rcv_errors",
+            "local_link_integrity_errors", "port_rcv_remote_physical_errors",
+        ), CABLE),
+    **dict.fromkeys(
+        (
+            "out_of_sequence", "packet_seq_err", "implied_nak_seq_err", "local_ack_timeout_err",
+            "rnr_nak_retry_err", "req_transport_retries_exceeded", "rx_icrc_encapsulated",
+            "roce_adp_retrans", "roce_adp_retrans_to",
+        ), LOST),
+    **dict.fromkeys(
+        (
+            "port_xmit_discards", "excessive_buffer_overrun_errors", "out_of_buffer",
+            "roce_slow_restart",
+        ), FULL),
+}  # fmt: skip
+
+
+def ports(host: Host) -> list[tuple[str, str]]:
+    """(what it is called, its folder) of each port."""
+    return [
+        (f"{device} port {port}", f"{ROOT}/{device}/ports/{port}")
+        for device in host.entries(ROOT)
+        for port in host.entries(f"{ROOT}/{device}/ports")
+    ]
+
+
+def counts(host: Host) -> Counts:
+    """The counters of errors that are there, by port."""
+    found = {}
+    for place, folder in ports(host):
+        every = host.numbers(f"{folder}/counters") | host.numbers(f"{folder}/hw_counters")
+        found[place] = {name: n for name, n in every.items() if name in ERRORS}
+    return found
+
+
+def rdma(host: Host) -> list[Finding]:
+    """State, rates and counters of the ports; nothing where there is no RDMA."""
+    found = [f for place, folder in ports(host) for f in _state(host, place, folder)]
+    found += _rates(host)
+    errors = counts(host)
+    found += counted(CHECK, errors, ERRORS, "since its driver was loaded")
+    if errors and not found:
+        bare = [place for place, own in errors.items() if not own]
+        rest = f"; no counters at {listed(bare)}" if bare else ", no errors counted"
+        found.append(ok(CHECK, f"{len(errors)} active ports{rest}"))
+    return found
+
+
+def counted(
+    check: str, errors: Counts, remedies: Mapping[str, str], since: str, worse: bool = False
+) -> list[Finding]:
+    """A finding for each place and remedy that has counters above 0."""
+    found = []
+    for place, own in errors.items():
+        causes: dict[str, list[str]] = {}
+        for name, n in own.items():
+            if n > 0:
+                causes.setdefault(remedies[name], []).append(f"{name} {n}")
+        for remedy, names in causes.items():
+            what = f"{place}: {listed(names)} {since}"
+            found.append(error(check, what, remedy) if worse else warning(check, what, remedy))
+    return found
+
+
+def grown(before: Counts, after: Counts) -> Counts:
+    """By how much each counter has grown; one that was not there before has not."""
+    return {
+        place: {name: n - before.get(place, {}).get(name, n) for name, n in own.items()}
+        for place, own in after.items()
+    }
+
+
+def _state(host: Host, place: str, folder: str) -> list[Finding]:
+    state = host.text(f"{folder}/state")
+    if state is None or state.endswith("ACTIVE"):
+        return []
+    physical = host.text(f"{folder}/phys_state") or "not said"
+    what = f"{place} is in state {state} (physical: {physical})"
+    if state.endswith("INIT"):
+        return [
+            warning(
+                CHECK, what, "No subnet manager has set it up: start opensm, or see the switch."
+            )
+        ]
+    remedy = "Plug in its cable, or leave it out: NCCL_IB_HCA=^DEVICE."
+    return [warning(CHECK, what, remedy)]
+
+
+def _rates(host: Host) -> list[Finding]:
+    """Active ports that NCCL would use, of different rates."""
+    devices = host.entries(ROOT)
+    filters = variables(host).get("NCCL_IB_HCA")
+    used = set(selected(filters, devices) if filters else devices)
+    rates: dict[str, list[str]] = {}
+    for place, folder in ports(host):
+        rate = host.text(f"{folder}/rate")
+        if (
+            rate
+            and place.split()[0] in used
+            and (host.text(f"{folder}/state") or "").endswith("ACTIVE")
+        ):
+            rates.setdefault(rate, []).append(place)
+    if len(rates) < 2:
+        return []
+    shown = "; ".join(f"{rate} at {listed(places)}" for rate, places in rates.items())
+    remedy = "See the slower ones' cable and switch port, or choose equal ones with NCCL_IB_HCA."
+    return [warning(CHECK, f"ports have different rates: {shown}", remedy)]

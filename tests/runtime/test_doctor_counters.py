@@ -1,0 +1,218 @@
+"""What `collc doctor` reads in counters of RDMA, TCP, interfaces and PCIe: each planted under a root."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from collc.runtime.doctor import network, pcie, rdma
+from collc.runtime.doctor.devices import Probe
+from collc.runtime.doctor.examine import Facts, counters, examine, grown
+from collc.runtime.doctor.finding import Finding, Level
+from collc.runtime.doctor.host import Host
+from collc.runtime.doctor.limits import Limits
+
+PORT = "/sys/class/infiniband/{}/ports/1"
+CARD = "/sys/bus/pci/devices/{}"
+
+
+def host(root: Path, files: Mapping[str, object] | None = None, **environment: str) -> Host:
+    for name, text in (files or {}).items():
+        path = root / name.lstrip("/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{text}\n")
+    return Host(environment, root)
+
+
+def port(device: str = "mlx5_0", rate: str = "400 Gb/sec (4X NDR)", **changed) -> dict[str, object]:
+    """A port that is well, with the counters that every driver has, and a state or counters changed."""
+    folder = PORT.format(device)
+    files = {"state": "4: ACTIVE", "phys_state": "5: LinkUp", "rate": rate}
+    files |= {name: changed.pop(name) for name in list(changed) if name in files}
+    own = {"counters/symbol_error": 0, "counters/port_xmit_data": 123456}
+    own |= {"hw_counters/out_of_sequence": 0, "hw_counters/lifespan": 10}
+    for name, n in changed.items():
+        own[f"counters/{name}" if f"counters/{name}" in own else f"hw_counters/{name}"] = n
+    return {f"{folder}/{name}": text for name, text in {**files, **own}.items()}
+
+
+def interface(name: str = "eth0", speed: int = 25_000, **changed) -> dict[str, object]:
+    """An interface that is up, and its counters; what is changed is a counter, but state and duplex."""
+    own: dict[str, object] = {"rx_packets": 1_000_000, "tx_packets": 1_000_000, "rx_errors": 0}
+    own |= {"tx_errors": 0, "rx_dropped": 0, "tx_dropped": 0, "rx_crc_errors": 0}
+    folder = f"/sys/class/net/{name}"
+    top = {"operstate": changed.pop("state", "up"), "duplex": changed.pop("duplex", "full")}
+    files = {f"{folder}/{key}": text for key, text in {**top, "speed": speed}.items()}
+    return files | {f"{folder}/statistics/{key}": n for key, n in {**own, **changed}.items()}
+
+
+def card(kind: str = "0x030200", address: str = "0000:3b:00.0", **changed) -> dict[str, object]:
+    """A GPU, or a network card with 0x020000; what is changed is a link's file or an AER total."""
+    own = {"class": kind, "vendor": "0x10de" if kind.startswith("0x03") else "0x15b3"}
+    own |= {"current_link_speed": "32.0 GT/s PCIe", "max_link_speed": "32.0 GT/s PCIe"}
+    own |= {"current_link_width": "16", "max_link_width": "16"}
+    totals = {"fatal": 0, "nonfatal": 0, "correctable": 0}
+    totals |= {name: changed.pop(name) for name in list(changed) if name in totals}
+    words = {"fatal": "FATAL", "nonfatal": "NONFATAL", "correctable": "COR"}
+    for name, n in totals.items():
+        own[f"aer_dev_{name}"] = f"Undefined 0\nDLP {n}\nTOTAL_ERR_{words[name]} {n}"
+    return {f"{CARD.format(address)}/{name}": text for name, text in {**own, **changed}.items()}
+
+
+def snmp(sent: int, again: int) -> dict[str, object]:
+    text = f"Ip: A\nIp: 1\nTcp: MaxConn OutSegs RetransSegs\nTcp: -1 {sent} {again}\nUdp: A\nUdp: 1"
+    return {"/proc/net/snmp": text}
+
+
+def only(findings: list[Finding], level: str, *words: str) -> None:
+    assert [f.level for f in findings] == [level], findings
+    text = f"{findings[0].found} {findings[0].remedy}"
+    assert all(word in text for word in words), text
+
+
+@pytest.mark.parametrize(
+    "files, words",
+    [
+        (port(symbol_error=12), ["mlx5_0 port 1", "symbol_error 12", "cable"]),
+        (port(link_downed=3), ["link_downed 3", "cable"]),
+        (port(port_rcv_errors=1), ["port_rcv_errors 1", "cable"]),
+        (port(out_of_sequence=9), ["out_of_sequence 9", "PFC", "MTU"]),
+        (port(local_ack_timeout_err=2), ["local_ack_timeout_err 2", "lost packets"]),
+        (port(roce_slow_restart=5), ["roce_slow_restart 5", "congested", "ECN"]),
+        (port(port_xmit_discards=4), ["port_xmit_discards 4", "congested"]),
+        (
+            port(state="1: DOWN", phys_state="3: Disabled"),
+            ["1: DOWN", "3: Disabled", "NCCL_IB_HCA"],
+        ),
+        (port(state="2: INIT"), ["2: INIT", "opensm"]),
+        (
+            port() | port("mlx5_1", rate="100 Gb/sec (4X EDR)"),
+            [
+                "different rates",
+                "400 Gb/sec (4X NDR) at mlx5_0 port 1",
+                "100 Gb/sec",
+                "NCCL_IB_HCA",
+            ],
+        ),
+    ],
+)
+def test_rdma(tmp_path, files, words):
+    only(rdma.rdma(host(tmp_path, files)), "warning", *words)
+
+
+def test_rdma_that_is_well_or_not_there(tmp_path):
+    only(rdma.rdma(host(tmp_path / "a", port())), "ok", "1 active ports", "no errors counted")
+    assert rdma.rdma(host(tmp_path / "b")) == []
+    without = {k: v for k, v in port().items() if "counters" not in k}
+    only(rdma.rdma(host(tmp_path / "c", without)), "ok", "no counters at mlx5_0 port 1")
+    slower = port() | port("mlx5_1", rate="100 Gb/sec (4X EDR)")
+    only(rdma.rdma(host(tmp_path / "d", slower, NCCL_IB_HCA="=mlx5_0")), "ok", "2 active ports")
+
+
+def test_counters_that_grow_are_errors(tmp_path):
+    files = port(symbol_error=12) | interface(rx_errors=3) | card(correctable=1) | snmp(100_000, 0)
+    before, sent = counters(host(tmp_path, files)), (100_000, 0)
+    assert grown(host(tmp_path), before, sent) == []
+    only(
+        grown(host(tmp_path, port(symbol_error=15)), before, sent),
+        "error",
+        "symbol_error 3 more",
+        "cable",
+    )
+    host(tmp_path, port(symbol_error=12) | snmp(120_000, 1000))
+    only(grown(host(tmp_path), before, sent), "warning", "5.00%", "while the links", "MTU")
+
+
+@pytest.mark.parametrize(
+    "files, level, words",
+    [
+        (interface(), "ok", ["eth0", "no errors"]),
+        (interface(rx_crc_errors=7), "warning", ["eth0: rx_crc_errors 7", "cable"]),
+        (
+            interface(rx_dropped=5000),
+            "warning",
+            ["dropped 5,000 of 1,000,000", "ethtool -G eth0 rx"],
+        ),
+        (interface(duplex="half"), "warning", ["half duplex", "autoneg"]),
+        (
+            interface() | interface("eth1", 1000),
+            "note",
+            ["1,000 Mb/s: eth1", "NCCL_SOCKET_IFNAME=eth0"],
+        ),
+    ],
+)
+def test_interfaces(tmp_path, files, level, words):
+    only(network.interfaces(host(tmp_path, files)), level, *words)
+
+
+def test_chosen_interfaces(tmp_path):
+    files = interface() | interface("eth1", 1000) | interface("ib0", state="down", speed=-1)
+    chosen = host(tmp_path, files, NCCL_SOCKET_IFNAME="eth")
+    only(network.interfaces(chosen), "warning", "unequal", "NCCL_SOCKET_IFNAME=eth0")
+    down = host(tmp_path, files, NCCL_SOCKET_IFNAME="=ib0")
+    only(network.interfaces(down), "warning", "ib0", "is down", "ip link set ib0 up")
+    well = host(tmp_path, files, NCCL_SOCKET_IFNAME="=eth0")
+    only(network.interfaces(well), "ok", "eth0")
+    assert network.interfaces(host(tmp_path / "none")) == []
+
+
+def test_tcp(tmp_path):
+    only(
+        network.tcp(host(tmp_path, snmp(100_000, 2000))),
+        "warning",
+        "2.00%",
+        "100,000",
+        "ethtool -S",
+    )
+    only(network.tcp(host(tmp_path, snmp(100_000, 20))), "ok", "0.02%")
+    only(network.tcp(host(tmp_path, snmp(100, 20))), "ok", "20.00%")  # too few to say anything
+    files = {"/proc/net/netstat": "TcpExt: A ListenOverflows\nTcpExt: 1 8\nIpExt: B\nIpExt: 2"}
+    found = network.tcp(host(tmp_path / "b", files))
+    only(found, "warning", "8 connections", "net.core.somaxconn")
+    assert network.tcp(host(tmp_path / "c")) == []
+    assert network.tcp(host(tmp_path / "d", {"/proc/net/snmp": "Tcp: OutSegs\nnonsense"})) == []
+
+
+NIC = "0x020700"
+
+
+@pytest.mark.parametrize(
+    "files, level, words",
+    [
+        (card(), "ok", ["1, no errors counted"]),
+        (card(fatal=1), "error", ["GPU 0000:3b:00.0: TOTAL_ERR_FATAL 1", "Do not train", "dmesg"]),
+        (card(nonfatal=2), "warning", ["TOTAL_ERR_NONFATAL 2", "Reseat"]),
+        (card(NIC, correctable=3), "warning", ["network card", "TOTAL_ERR_COR 3", "Reseat"]),
+        (card(current_link_width="8"), "warning", ["8 of its 16 lanes", "lspci"]),
+        (card(current_link_speed="2.5 GT/s PCIe"), "note", ["2.5 of its 32 GT/s", "under load"]),
+        (card(NIC, current_link_speed="8.0 GT/s PCIe"), "warning", ["8 of its 32 GT/s", "BIOS"]),
+    ],
+)
+def test_pcie(tmp_path, files, level, words):
+    only(pcie.pcie(host(tmp_path, files)), level, *words)
+
+
+def test_cards_without_counters_are_not_called_well(tmp_path):
+    without = {name: text for name, text in card().items() if "aer_" not in name}
+    only(pcie.pcie(host(tmp_path, without)), "ok", "no error counters at GPU")
+    assert pcie.pcie(host(tmp_path / "b", card("0x010802"))) == []  # a disk
+    assert pcie.pcie(host(tmp_path / "c")) == []
+
+
+def test_all_of_a_host(tmp_path):
+    """What is absent is said in one line, and nothing about it is ok."""
+    packages = {"jax": "0.12.0.1", "jaxlib": "0.12.0.1"}
+    limits = Limits(1 << 34, -1, 1 << 20)
+    own = Facts((3, 12), packages, Probe((("cpu", "cpu"),)), "n1", ("10.0.0.5",), True, limits)
+    bare = examine(host(tmp_path / "bare"), own)
+    absent = [f for f in bare if f.level != Level.OK]
+    only(absent, "note", "not there", "RDMA", "TCP", "interfaces", "PCIe")
+    assert not {"RDMA", "TCP", "interfaces", "PCIe"} & {f.check for f in bare}
+    whole = examine(host(tmp_path / "whole", port() | interface() | card() | snmp(10**6, 10)), own)
+    assert {f.level for f in whole} == {Level.OK}
+    assert {"RDMA", "TCP", "interfaces", "PCIe"} <= {f.check for f in whole}
+    # It names the interface too: NCCL's variables, the scheduler and the counters see one environment.
+    slurm = {"SLURM_JOB_ID": "1", "SLURM_JOB_NUM_NODES": "2", "NCCL_SOCKET_IFNAME": "bond0"}
+    planted = examine(host(tmp_path / "whole", **slurm), own)
+    assert {f.check for f in planted if f.level == Level.ERROR} == {"NCCL settings"}
+    assert {f.check for f in planted if f.level == Level.WARNING} == {"scheduler"}

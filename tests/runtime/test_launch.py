@@ -1,0 +1,442 @@
+"""collc launch: hosts that write, fail, are killed, and outlive nobody. Here they are shells."""
+
+import io
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import typer
+from rich.console import Console
+from typer.testing import CliRunner
+
+from collc.cli import launching
+from collc.errors import LaunchError
+from collc.runtime.launch.failure import Failure, cause
+from collc.runtime.launch.job import Host, Job
+from collc.runtime.launch.logs import LONGEST, Lines, Logs
+from collc.runtime.place import RESTART
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs process groups")
+ECHO = "RuntimeError: Gloo all-reduce failed: Connection closed by peer"
+
+
+class Run:
+    """A job of shells, run to its end: its outcome, and what it wrote."""
+
+    def __init__(self, script, hosts=2, restarts=0, started=None, grace_s=5.0, **options):
+        out, err = (Console(file=io.StringIO(), width=200) for _ in range(2))
+        named = tuple(Host(f"h{i}") for i in range(hosts))
+        job = Job(("sh", "-c", script), named, grace_s=grace_s, **options)
+        self.outcome = job.run(Logs(out, err), restarts, started)
+        self.out, self.err = (console.file.getvalue() for console in (out, err))  # pyright: ignore
+        self.code = self.outcome.code
+
+
+def test_hosts_know_their_place_and_lines_have_their_names():
+    script = (
+        'echo "$COLLC_PROCESS of $COLLC_PROCESSES on $COLLC_HOST, $COLLC_RESTARTS, $JAX_PLATFORMS"; '
+        'echo "$XLA_FLAGS" >&2; echo "$COLLC_COORDINATOR" >&2; cat; printf end'
+    )
+    run = Run(script, hosts=11, devices=3)
+    assert run.code == 0 and run.outcome.failures == ()
+    lines = run.out.splitlines()
+    expected = [(f"h{i}", f"{i} of 11 on h{i}, 0, cpu") for i in range(11)]
+    assert sorted(lines) == sorted(
+        f"{host:<3} | {text}" for host, first in expected for text in (first, "end")
+    )
+    told = {line.split(" | ")[1] for line in run.err.splitlines()}
+    assert len(told) == 2
+    flags, coordinator = sorted(told)
+    assert flags.split().count("--xla_force_host_platform_device_count=3") == 1
+    assert flags.count("device_count") == 1
+    assert re.fullmatch(r"127\.0\.0\.1:\d+", coordinator)
+
+
+@pytest.mark.parametrize(
+    "pieces, found",
+    [
+        ([b"a\nb\r\n\nc"], ["a", "b", "", "c"]),
+        ([b"\xe2\x82", b"\xac\n"], ["€"]),
+        ([b"\xff\x00\xfe\n"], [r"\xff" + "\0" + r"\xfe"]),
+        ([b"\xe2\x82"], [r"\xe2\x82"]),
+        ([b"\r 5%", b"\r10%\r", b"\r15%\r", b"\n"], ["15%"]),
+        ([b"one\r", b"\ntwo"], ["one", "two"]),
+        ([b"x" * LONGEST, b"x" * LONGEST + b"yy", b"y\n"], ["x" * LONGEST] * 2 + ["yyy"]),
+        ([b"z" * (2 * LONGEST) + b"\nw\n"], ["z" * LONGEST] * 2 + ["w"]),
+    ],
+)
+def test_lines(pieces, found):
+    lines = Lines()
+    assert [x for data in pieces for x in lines.feed(data, 0.0)] + lines.feed(b"", 0, True) == found
+
+
+def test_the_beginning_of_a_line_is_not_kept_back():
+    lines = Lines()
+    assert lines.feed(b"done\nwaiting ... ", 1.0) == ["done"]
+    assert lines.late(1.9) == [] and lines.late(2.0) == ["waiting ... "] and lines.late(9.0) == []
+    assert lines.feed(b"\n", 10.0) == [], "only the end of what has been shown"
+    assert lines.feed(b"\n", 10.0) == [""]
+
+
+def test_much_and_strange_output_arrives_whole():
+    count = 20_000
+    code = f"""
+import os, sys
+for i in range({count}):
+    print(i)
+os.write(2, bytes(range(256)) * 4 + b"\\n" + b"y" * 1_000_000)
+"""
+    run = Run(f"exec '{sys.executable}' -c '{code}'")
+    assert run.code == 0
+    for host in ("h0", "h1"):
+        prefix = f"{host} | "
+        mine = [
+            line.removeprefix(prefix) for line in run.out.split("\n") if line.startswith(prefix)
+        ]
+        assert mine == [str(i) for i in range(count)]
+        told = [
+            line.removeprefix(prefix) for line in run.err.split("\n") if line.startswith(prefix)
+        ]
+        assert sum(line.count("y") for line in told) == 1_000_000 + 4
+        assert all(set(line) <= {*map(chr, range(32, 127)), "\t"} for line in told)
+
+
+def test_the_host_that_failed_is_named_and_the_others_are_ended():
+    script = """
+        trap 'echo asked to end; exit 0' TERM
+        [ $COLLC_HOST = h1 ] && { for i in $(seq 30); do echo line $i; done; echo why >&2; exit 3; }
+        sleep 60 & wait"""
+    began = time.monotonic()
+    run = Run(script, hosts=3)
+    assert time.monotonic() - began < 10
+    assert run.code == 3 and run.outcome.restarts == 0
+    (failure,) = run.outcome.failures
+    assert str(failure) == "host h1 exited with 3"
+    assert sorted(failure.lines) == sorted(["why", *(f"line {i}" for i in range(12, 31))])
+    assert run.out.count("asked to end") == 2
+    said = run.err.partition("collc launch: ")[2].splitlines()
+    assert said == ["host h1 exited with 3. Its last lines:", *(f"    {x}" for x in failure.lines)]
+
+
+def test_a_host_that_does_not_end_is_killed_even_stopped():
+    script = (
+        "trap '' TERM; [ $COLLC_HOST = h0 ] && { sleep 0.3; exit 1; }; while :; do sleep 1; done"
+    )
+
+    run = Run(script, hosts=3, started=killer("h2", signal.SIGSTOP, 0.2), grace_s=0.3)
+    assert run.code == 1
+    assert "hosts h1, h2 did not end within 0.3 s: killed" in run.err
+
+
+def test_what_a_host_has_started_ends_with_it():
+    marker = f"{time.time_ns() % 10**9 + 10**6}"  # how long they would sleep
+    run = Run(
+        f"sleep {marker} & [ $COLLC_HOST = h0 ] && exit 0; sleep {marker}", started=killer("h1")
+    )
+    assert run.code == 137
+    assert not running(marker)
+
+
+def killer(host, number=signal.SIGKILL, after_s=0.3):
+    """A fault of an attempt: the host gets a signal."""
+
+    def started(attempt, pids):
+        threading.Timer(after_s, os.kill, (pids[host], number)).start()
+
+    return started
+
+
+def running(marker):
+    """Processes whose command has the marker."""
+    listed = subprocess.run(["ps", "-A", "-o", "pid=,args="], capture_output=True, text=True).stdout
+    return [line for line in listed.splitlines() if marker in line and "ps -A" not in line]
+
+
+def wait_for(condition, seconds=20.0):
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end, "it took too long"
+        time.sleep(0.02)
+    return found
+
+
+@pytest.mark.parametrize(
+    "failures, culprit",
+    [
+        ([("h0", 1, [ECHO]), ("h1", -9, []), ("h2", 1, [])], "h1"),
+        ([("h0", 1, [ECHO]), ("h1", 1, ["ValueError: x"]), ("h2", 2, [])], "h1"),
+        ([("h0", RESTART, []), ("h1", 1, [ECHO])], "h1"),
+        ([("h0", RESTART, []), ("h1", RESTART, [])], "h0"),
+        ([("h0", -6, ["JAX distributed service detected fatal errors"]), ("h1", -11, [])], "h1"),
+        ([("h0", -6, ["JAX distributed service detected fatal errors"]), ("h1", 1, ["x"])], "h1"),
+        ([("h0", 1, [ECHO]), ("h1", 1, [ECHO])], "h0"),
+    ],
+)
+def test_of_several_failures_the_cause_is_named(failures, culprit):
+    assert cause([Failure(*failure) for failure in failures]).host == culprit
+
+
+def test_a_victim_that_ends_first_is_not_blamed():
+    script = f"""
+        [ $COLLC_HOST = h0 ] && {{ sleep 0.4; echo "ValueError: bad batch"; exit 4; }}
+        [ $COLLC_HOST = h1 ] && {{ sleep 0.1; echo "{ECHO}"; exit 1; }}
+        exit 0"""
+    run = Run(script, hosts=3)
+    assert run.code == 4 and str(run.outcome.failures[0]) == "host h0 exited with 4"
+
+
+def test_restarts():
+    seen = []
+    script = """
+        echo attempt $COLLC_RESTARTS at $COLLC_COORDINATOR
+        [ $COLLC_RESTARTS = 2 ] && exit 0
+        [ $COLLC_HOST = h$COLLC_RESTARTS ] && kill -9 $$
+        sleep 60"""
+    run = Run(
+        script, restarts=3, started=lambda attempt, pids: seen.append((attempt, sorted(pids)))
+    )
+    assert run.code == 0 and run.outcome.restarts == 2
+    assert [str(f) for f in run.outcome.failures] == [
+        "host h0 was killed by SIGKILL",
+        "host h1 was killed by SIGKILL",
+    ]
+    assert seen == [(i, ["h0", "h1"]) for i in range(3)]
+    assert "restart 1 of 3" in run.err and "restart 2 of 3" in run.err
+    attempts = set(re.findall(r"attempt (\d) at (\S+)", run.out))
+    assert len(attempts) == len({endpoint for _, endpoint in attempts}) == 3
+
+
+def test_no_restart_is_left():
+    run = Run("exit $((7 + COLLC_RESTARTS))", hosts=1, restarts=2)
+    assert run.code == 9 and run.outcome.restarts == 2 and len(run.outcome.failures) == 3
+    assert run.err.splitlines()[-1] == "collc launch: host h0 exited with 9. It wrote nothing."
+
+
+def test_a_watchdog_that_ended_the_job_is_told_from_an_error():
+    run = Run(f"exit {RESTART}", restarts=1)
+    assert run.code == RESTART
+    assert str(run.outcome.failures[0]) == "host h0 exited with 75 (its watchdog ended the job)"
+
+
+def test_a_fault_in_started_leaves_nobody_behind():
+    marker = f"{time.time_ns() % 10**9 + 10**6}"
+
+    def started(attempt, pids):
+        raise RuntimeError("no faults today")
+
+    with pytest.raises(RuntimeError, match="no faults"):
+        Run(f"sleep {marker}", started=started)
+    assert not running(marker)
+
+
+@pytest.mark.parametrize(
+    "command, options, why",
+    [
+        ((), {}, "there is no command. Say what to start, after --: python train.py"),
+        (("no-such-program",), {}, "there is no program 'no-such-program' on the PATH."),
+        (("./gone",), {}, "there is no program './gone'."),
+        (("train.py",), {}, "train.py is a file, but no program .* Say python train.py."),
+        (("sh",), {"hosts": ()}, "at least one is needed"),
+        (("sh",), {"hosts": (Host("a"), Host("a"))}, "each by its own name"),
+        (("sh",), {"devices": 0}, "0 devices on a host"),
+        (("sh",), {"grace_s": float("nan")}, "grace_s is nan"),
+        (("sh",), {"coordinator": "no such host"}, "the coordinator's address 'no such host'"),
+    ],
+)
+def test_refusals(command, options, why, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("")
+    with pytest.raises(LaunchError, match=why):
+        Job(command, **{"hosts": (Host("h0"),), **options}).run(Logs())
+
+
+def test_a_program_that_the_system_refuses(tmp_path):
+    program = tmp_path / "garbage"
+    program.write_bytes(b"\x7fELF")
+    program.chmod(0o755)
+    with pytest.raises(LaunchError, match=r"host h0 could not start .*garbage: Exec format error"):
+        Job((str(program),), (Host("h0"),)).run(Logs())
+
+
+# ---- the launcher as a process ------------------------------------------------------------------
+
+LAUNCHER = """
+import sys
+from collc.runtime.launch.job import Host, Job
+from collc.runtime.launch.logs import Logs
+job = Job(("sh", "-c", sys.argv[1]), (Host("h0"), Host("h1")), grace_s=5)
+code = job.run(Logs(), max_restarts=3).code
+assert "jax" not in sys.modules
+sys.exit(code)
+"""
+
+
+class Launcher:
+    """A launcher with two shells, in a process of its own."""
+
+    def __init__(self, script, **options):
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+        command = [sys.executable, "-c", LAUNCHER, script]
+        self.process = subprocess.Popen(command, text=True, **pipes)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.process.kill()
+        self.process.communicate()
+
+    def ready(self):
+        """Waits until both hosts have said so."""
+        assert sorted(self.process.stdout.readline() for _ in "12") == [
+            "h0 | ready\n",
+            "h1 | ready\n",
+        ]
+
+    def end(self):
+        """(exit code, stdout, stderr)"""
+        out, err = self.process.communicate(timeout=30)
+        return self.process.returncode, out, err
+
+
+SAVES = "trap 'echo saved; exit {code}' {name}; echo ready; while :; do sleep 0.05; done"
+
+
+@pytest.mark.parametrize("name, code", [("INT", 0), ("TERM", 5), ("HUP", 0)])
+def test_signals_are_passed_on_once_and_nothing_is_restarted(name, code):
+    with Launcher(SAVES.format(name=name, code=code)) as launcher:
+        launcher.ready()
+        launcher.process.send_signal(getattr(signal, f"SIG{name}"))
+        found, out, err = launcher.end()
+    assert found == code and sorted(out.splitlines()) == ["h0 | saved", "h1 | saved"]
+    said = [f"SIG{name} was passed on to all hosts; a second one kills them"]
+    said += [f"host h0 exited with {code}"] * bool(code)
+    own = [line for line in err.splitlines() if " | " not in line]  # a shell may say "Hangup"
+    assert own == [f"collc launch: {line}" for line in said]
+
+
+def test_hosts_that_the_signal_kills():
+    with Launcher("echo ready; sleep 60") as launcher:
+        launcher.ready()
+        launcher.process.send_signal(signal.SIGTERM)
+        assert launcher.end()[0] == 128 + signal.SIGTERM
+
+
+def test_a_second_signal_kills():
+    with Launcher("trap 'echo no' INT; echo ready; while :; do sleep 0.05; done") as launcher:
+        launcher.ready()
+        launcher.process.send_signal(signal.SIGINT)
+        assert launcher.process.stdout.readline().endswith("| no\n")
+        assert launcher.process.poll() is None
+        launcher.process.send_signal(signal.SIGTERM)
+        assert launcher.end()[0] == 128 + signal.SIGINT
+
+
+def test_nohup_is_respected():
+    with Launcher(
+        SAVES.format(name="TERM", code=0),
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
+    ) as launcher:
+        launcher.ready()
+        launcher.process.send_signal(signal.SIGHUP)
+        launcher.process.send_signal(signal.SIGTERM)
+        code, _, err = launcher.end()
+    assert code == 0 and "SIGHUP" not in err
+
+
+def test_a_launcher_that_is_killed_leaves_nobody_behind():
+    marker = f"{time.time_ns() % 10**9 + 10**6}"
+    with Launcher(f"trap '' TERM HUP; sleep {marker} & echo ready; sleep {marker}") as launcher:
+        launcher.ready()
+        assert len(running(f"sleep {marker}")) >= 4
+        launcher.process.kill()
+        launcher.process.wait()
+        wait_for(lambda: not running(f"sleep {marker}"))
+
+
+def test_a_reader_that_leaves_ends_the_job_as_ctrl_c_does(tmp_path):
+    trap = f"trap 'echo saved >> {tmp_path}/saved; exit 0' INT"
+    script = f"{trap}; while :; do echo ready; sleep 0.05; done"
+    with Launcher(script) as launcher:
+        launcher.process.stdout.readline()
+        launcher.process.stdout.close()
+        err = launcher.process.stderr.read()
+        assert launcher.process.wait(20) == 1 and err.splitlines()[-1].startswith("BrokenPipeError")
+    assert (tmp_path / "saved").read_text() == "saved\nsaved\n"
+
+
+# ---- the command --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def command(monkeypatch):
+    """`command("--hosts", "2", "--", "true")` is what `collc launch` comes to."""
+    app = typer.Typer()
+    app.command(context_settings=launching.SETTINGS)(launching.launch)
+    return lambda *words: CliRunner().invoke(app, words)
+
+
+@pytest.mark.parametrize("dashes", [("--",), ()])
+def test_the_command(command, dashes):
+    script = 'echo "$# $1 $2"; exit $COLLC_RESTARTS'
+    words = (
+        "--hosts",
+        "3",
+        "--devices-per-host=2",
+        *dashes,
+        "sh",
+        "-c",
+        script,
+        "x",
+        "--hosts",
+        "--",
+    )
+    result = command(*words)
+    assert result.exit_code == 0, result.output
+    assert sorted(result.stdout.splitlines()) == [f"h{i} | 2 --hosts --" for i in range(3)]
+
+
+def test_the_command_leaves_with_the_code_of_the_host(command):
+    result = command("--hosts", "1", "--max-restarts", "2", "--", "sh", "-c", "kill -9 $$")
+    assert result.exit_code == 137
+    assert "restart 2 of 2" in result.stderr and "killed by SIGKILL" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "words, code, why",
+    [
+        ((), 1, "there is no command"),
+        (("--", "no-such-program"), 1, "error: there is no program 'no-such-program' on the PATH."),
+        (("--hosts", "0", "--", "true"), 2, "hosts"),
+        (("--max-restarts", "-1", "--", "true"), 2, "max-restarts"),
+        (("--grace", "-1", "--", "true"), 2, "grace"),
+    ],
+)
+def test_the_command_refuses(command, words, code, why):
+    result = command(*words)
+    assert result.exit_code == code and why in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_colours_are_for_terminals(monkeypatch):
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    script = r"printf '\033[31mred\033[0m \033[2Jgone\n'"
+    monkeypatch.setenv("TERM", "xterm-256color")
+    texts = []
+    for options in ({}, {"force_terminal": True}, {"force_terminal": True, "no_color": True}):
+        console = Console(file=io.StringIO(), **options)
+        Job(("sh", "-c", script), (Host("h0"),)).run(Logs(console, console))
+        texts.append(console.file.getvalue())
+    plain = "h0 | red \\x1b[2Jgone\n"
+    assert texts == [
+        plain,
+        "\x1b[36mh0 | \x1b[0m\x1b[31mred\x1b[0m \\x1b[2Jgone\x1b[0m\n",
+        plain,
+    ]
