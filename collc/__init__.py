@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collc.receipts.pods import pod as pod
     from collc.receipts.reading import receipt as receipt
     from collc.runtime.init import init as init
+    from collc.runtime.watchdog.watchdog import Watchdog as Watchdog
     from collc.training import consistency as consistency
     from collc.training import strategy as strategy
     from collc.training.fitting import feed as feed
@@ -78,6 +79,7 @@ _HOME = {
     "pod": "collc.receipts.pods",
     "receipt": "collc.receipts.reading",
     "init": "collc.runtime.init",
+    "Watchdog": "collc.runtime.watchdog.watchdog",
     "consistency": "collc.training",
     "feed": "collc.training.fitting",
     "strategy": "collc.training",

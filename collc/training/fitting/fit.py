@@ -18,17 +18,26 @@ import jax
 from rich.console import Console
 
 from collc.errors import CheckpointError, DataError
+from collc.planning.agree import TIMEOUT_S
 from collc.planning.plan import Plan, check_plan
+from collc.runtime.watchdog.watchdog import Watchdog
 from collc.training.checkpoints import checkpoint
 from collc.training.checkpoints.checkpoint import Checkpoint
 from collc.training.checkpoints.files import unwritable, write_text
 from collc.training.fitting.carried import Carried
 from collc.training.fitting.event import Event as Event
 from collc.training.fitting.interrupt import Interrupt
-from collc.training.fitting.options import check_kinds, check_resize, count, folder_of, options
+from collc.training.fitting.options import (
+    check_kinds,
+    check_resize,
+    count,
+    folder_of,
+    options,
+    patience,
+)
 from collc.training.fitting.outputs import CHECKPOINTS, locked, opened
 from collc.training.fitting.progress import say
-from collc.training.fitting.running import Loop
+from collc.training.fitting.running import Loop, unwatched
 from collc.training.fitting.shares import Profiler, Report, report
 from collc.training.fitting.source import Source
 from collc.training.fitting.switch import Switch
@@ -69,6 +78,7 @@ def fit(
     tensorboard: bool = False,
     profile: int = 3,
     plan: Plan | None = None,
+    watchdog: float | None = None,
     console: Console | None = None,
 ) -> Fitted:
     """Train until ``steps`` steps are finished, those before a resumption among them.
@@ -96,6 +106,8 @@ def fit(
       profile: steps under jax's profiler, for the report.
       plan: batches are split on dimension 0 over its axes; by default the step's, if it names a batch.
         The state is copied to all its devices.
+      watchdog: seconds without progress after which the job ends with code 75, see ``Watchdog``; by
+        default 600 on several processes, and none on one; ``math.inf`` for none.
 
     Raises StepError for losses that are not finite, with the step and the last checkpoint; DataError
     for arguments that cannot be, before anything runs, and for data that ends, or does not divide over
@@ -111,6 +123,7 @@ def fit(
         steps, evaluate, evaluate_every, save_every, keep, callbacks, max_skipped, tokens
     )
     profiled = count("profile", profile, 0)
+    seconds = patience(watchdog)
     own, splits = _plan_of(step)
     carried = Carried(state, plan or own)
     check_resize(resize, resume, carried.arrays())
@@ -129,9 +142,14 @@ def fit(
         except OSError as error:
             raise unwritable(path, error) from error
     lock = locked(path) if path is not None and first else nullcontext()
-    with Interrupt() as interrupt, lock:
-        found = _found(path, resume, source, asked.steps)
-        loop = Loop(step, carried, source, plan or (own if splits else None), asked, profiler)
+    watch = Watchdog(seconds) if seconds else nullcontext()
+    with Interrupt() as interrupt, lock, watch as watched:
+        beat = watched.beat if watched else unwatched
+        beat(0, "restore")
+        found = _found(path, resume, source, asked.steps, console)
+        splitting = plan or (own if splits else None)
+        agree_s = max(TIMEOUT_S, 2 * (seconds or 0))  # the watchdog comes first, and knows more
+        loop = Loop(step, carried, source, splitting, asked, profiler, beat, agree_s)
         if found:
             loop.resume(found, resize)
         with opened(path, found, console, resume=resume, tensorboard=tensorboard) as outputs:
@@ -177,7 +195,9 @@ def _plan_of(step: Any) -> tuple[Plan | None, bool]:
     return plan, bool(getattr(step, "batch", ()))
 
 
-def _found(path: Path | None, resume: bool, source: Source, steps: int) -> Checkpoint | None:
+def _found(
+    path: Path | None, resume: bool, source: Source, steps: int, console: Console
+) -> Checkpoint | None:
     """The checkpoint to go on from. Raises CheckpointError where a fresh run finds another one."""
     if path is None:
         return None
@@ -189,7 +209,7 @@ def _found(path: Path | None, resume: bool, source: Source, steps: int) -> Check
             )
         return None
     source.check_resumable()
-    found = checkpoint.find(path / CHECKPOINTS)
+    found = checkpoint.find(path / CHECKPOINTS, lambda told: say(console, told))
     if found is not None and found.step > steps:
         raise CheckpointError(
             f"{found.folder} has {found.step} steps, but steps is {steps}. Ask for at least as many, or "

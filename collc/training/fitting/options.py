@@ -1,5 +1,6 @@
 """What a run is asked for, checked before anything is loaded, written or compiled."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,7 +10,9 @@ import numpy as np
 from rich.console import Console
 
 from collc.errors import DataError
+from collc.planning.agree import distributed
 from collc.planning.plan import Plan
+from collc.runtime.watchdog.watchdog import TIMEOUT_S, seconds
 from collc.training.checkpoints.portable import places, record
 from collc.training.checkpoints.resize import rules_for
 
@@ -71,6 +74,16 @@ def count(name: str, value: Any, least: int = 1) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
         raise DataError(f"{name} is {value!r}: a whole number from {least} on is needed.")
     return int(value)
+
+
+def patience(watchdog: Any) -> float | None:
+    """Seconds without progress after which the job ends, None for no watchdog.
+
+    Raises DataError for what is no number of seconds above 0.
+    """
+    if watchdog is None:
+        return TIMEOUT_S if distributed() else None
+    return None if watchdog == math.inf else seconds("watchdog", watchdog)
 
 
 def _functions(callbacks: Any) -> tuple[Any, ...]:

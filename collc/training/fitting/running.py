@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from collc.errors import CollcError, StepError
-from collc.planning.agree import distributed, share
+from collc.planning.agree import TIMEOUT_S, distributed, share
 from collc.planning.plan import Plan
 from collc.training.checkpoints import checkpoint
 from collc.training.checkpoints.checkpoint import Checkpoint
@@ -39,11 +39,16 @@ class _Failed:
     error: Exception
 
 
+def unwatched(step: int, phase: str) -> None:
+    """The beat of a run without a watchdog."""
+
+
 @dataclass
 class Loop:
     """A run: steps with what is around them, from ``step`` finished ones on.
 
-    saved: the step of the last checkpoint. metrics: of the last step waited for.
+    beat: told the newest step and the phase whenever that changes. agree_s: how long process 0 is
+    waited for. saved: the step of the last checkpoint. metrics: of the last step waited for.
     """
 
     step_function: Callable[..., Any]
@@ -52,6 +57,8 @@ class Loop:
     plan: Plan | None  # over which batches are split
     options: Options
     profiler: Profiler
+    beat: Callable[[int, str], object] = unwatched
+    agree_s: float = TIMEOUT_S
     step: int = 0
     saved: int | None = None
     start: int = 0
@@ -110,6 +117,7 @@ class Loop:
             tick, other = time.perf_counter(), self._aside()
             started = self._advance()
             event = Event(self.step, self._evaluate(), started, self)
+            self.beat(self.step, "callbacks")
             with self.timer.time("callbacks"):
                 for callback in options.callbacks:
                     callback(event)
@@ -131,6 +139,7 @@ class Loop:
         """One step; the batch of the next one is made while the devices work."""
         began = time.perf_counter()
         self._whole = False
+        self.beat(self.step + 1, "step")
         with self.profiler.step(self.step - self.start) as profiled:
             metrics = self.carried.call(self.step_function, self._batch)
             if profiled:
@@ -153,6 +162,7 @@ class Loop:
         return started
 
     def _take(self) -> Any:
+        self.beat(self.step, "input")
         try:
             batch = self.source.take(self.step)
             return batch if self.plan is None else place(batch, self.plan)
@@ -166,7 +176,9 @@ class Loop:
 
     def _finish(self, started: Started) -> None:
         step = started.step
+        self.beat(self.step, "wait")
         started.found |= {name: float(x) for name, x in started.metrics.items()}
+        self.beat(self.step, "metrics")
         self.metrics = dict(started.found)
         before, self._finished = self._finished, time.perf_counter()
         seconds = max(self._finished - max(before, started.began), 1e-9)
@@ -207,9 +219,10 @@ class Loop:
         due = step % options.evaluate_every == 0 or step == options.steps
         if options.evaluate is None or not due or self.validated == step:
             return None
-        if _agreed("what comes before the evaluation", self.interrupt.signal):
+        if self._agreed("what comes before the evaluation", self.interrupt.signal):
             return None
         self.drain()
+        self.beat(step, "evaluation")
         with self.timer.time("evaluation"):
             found = self.carried.evaluate(options.evaluate)
         values, elapsed = prefixed(found), self._elapsed()
@@ -230,7 +243,7 @@ class Loop:
         """What callbacks and signals asked for, as process 0 has it: done on all processes."""
         if self.interrupt.signal:
             self.wish["stop"] = signal.Signals(self.interrupt.signal).name
-        wish, self.wish = _agreed("what comes after this step", self.wish), {}
+        wish, self.wish = self._agreed("what comes after this step", self.wish), {}
         if "switch" in wish and isinstance(self.step_function, Switch):
             self.step_function.use(wish["switch"])
         return wish.get("stop", "")
@@ -247,6 +260,7 @@ class Loop:
         if self.step == self.start:
             self._position = self.source.position()
         self._whole = False  # saving it again would fail again
+        self.beat(self.step, "checkpoint")
         with self.timer.time("checkpoints"):
             notes = {
                 **self.options.notes,
@@ -288,7 +302,9 @@ class Loop:
                 error.add_note(f"collc.fit: step {self.step} could not be saved: {failed}")
         error.add_note(f"collc.fit: {self.step} steps are finished. {self._last()}")
 
-
-def _agreed(topic: str, value: Any) -> Any:
-    """The value of process 0, on all processes."""
-    return json.loads(share(topic, json.dumps(value))) if distributed() else value
+    def _agreed(self, topic: str, value: Any) -> Any:
+        """The value of process 0, on all processes."""
+        if not distributed():
+            return value
+        self.beat(self.step, "wait")
+        return json.loads(share(topic, json.dumps(value), self.agree_s))
