@@ -1,5 +1,8 @@
 """What `collc.fit` refuses of steps, states, metrics and data, on one device."""
 
+import io
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -174,3 +177,25 @@ def test_local_data_that_is_too_short_is_refused_before_the_first_step(plan):
     local = feed.local(feed.batches(ROWS, 8, epochs=1).at, 8, plan)
     with pytest.raises(CollcError, match="data has 4 batches, but steps is 5"):
         Source(local, 5)
+
+
+def test_a_damaged_checkpoint_is_set_aside_and_the_run_goes_on_from_the_one_before(tmp_path):
+    whole = fit(step, fresh(), data, steps=6, folder=tmp_path / "whole", **QUIET).state
+    hurt, told = tmp_path / "hurt", io.StringIO()
+    fit(step, fresh(), data, steps=4, save_every=2, folder=hurt, **QUIET)
+    files = [
+        f for f in (hurt / "checkpoints" / "step_00000004" / "state").rglob("*") if f.is_file()
+    ]
+    largest = max(files, key=lambda file: file.stat().st_size)
+    largest.write_bytes(largest.read_bytes()[:-1])
+    said = {"console": Console(file=told, width=500), "profile": 0}
+    found = fit(step, fresh(), data, steps=6, save_every=2, folder=hurt, resume=True, **said).state
+    jax.tree.map(np.testing.assert_array_equal, found, whole)
+    assert "It is damaged_step_00000004 now, and step 2 is taken." in told.getvalue()
+    names = sorted(path.name for path in (hurt / "checkpoints").iterdir())
+    assert names == ["damaged_step_00000004", "step_00000004", "step_00000006"]
+    both = [
+        (tmp_path / name / "metrics.jsonl").read_text().splitlines() for name in ("whole", "hurt")
+    ]
+    losses = [[json.loads(line)["loss"] for line in lines] for lines in both]
+    assert losses[0] == losses[1]
