@@ -27,9 +27,7 @@ READING = (
     "S being a device's buffer, a flat ring, psum's too, sends 7/4 S over each link, and plans of two",
     "levels that are optimal in bytes 3/2 S: where the wire decides they take at least 0.86 of psum's",
     "time, and what wins more wins by fewer or cheaper rounds. Plans whose hosts exchange with a",
-    "partner (halving, doubling, the tree) take up to twice their wire; why is not known. A train",
-    "step's native plan sends more than the ring's, since XLA's own take each leaf as it is: 3 stacked",
-    "layers are padded to 4, to be scattered over 2 devices.",
+    "partner (halving, doubling, the tree) take up to twice their wire; why is not known.",
 )
 BYTES = (
     "*Account*: the bytes that cross the busiest link in its busier direction, by the receipt of the",

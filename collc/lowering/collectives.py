@@ -270,13 +270,15 @@ def _whole(
         raise DataError("specs= has no effect here: no axis of the mesh is automatic. Drop it.")
     each = [None] * len(values) if specs is None else specs
     shards = [operands.shard_count(v, spec, auto) for v, spec in zip(values, each, strict=True)]
+    slots = use.slots.slots * use.slots.grain
     if use.native:
-        done = use.run([v.reshape(1) if v.ndim == 0 else v for v in values], shards)
+        # As they are, but flat where a first dimension of 3 layers would be padded to 4.
+        even = [v if v.ndim and (auto or v.shape[0] % slots == 0) else v.reshape(-1) for v in values]
+        done = use.run(even, shards)
         return [y.reshape(v.shape) for v, y in zip(values, done, strict=True)]
     if not auto:
         done = operands.flat([v.reshape(-1) for v in values], use.run)
         return [y.reshape(v.shape) for v, y in zip(values, done, strict=True)]
-    slots = use.slots.slots * use.slots.grain
     pairs = [operands.cut(v, s, auto, slots) for v, s in zip(values, each, strict=True)]
     done = use.run([x for x, _ in pairs], shards)
     return [back(y) for (_, back), y in zip(pairs, done, strict=True)]

@@ -217,3 +217,14 @@ def test_native_is_lax(ours, lax_s):
         ]
 
     assert shown(ours) == shown(lax_s) != []
+
+
+def test_layers_that_do_not_divide_are_not_padded():
+    """[3, 16] over 4 ranks: 12 numbers a rank, as a flat leaf has it, and not a layer of 16."""
+    mesh = jax.make_mesh((2, 4), ("host", "gpu"))
+    plan = collc.plan(mesh, {"gpu": "native", "host": "native"})
+    step = jax.jit(collc.schedule(plan, batch="x")(lambda x: collc.psum(x[0])))
+    x = jnp.arange(8 * 3 * 16.0).reshape(8, 3, 16)
+    text = step.lower(x).compile().as_text()
+    assert re.search(r"f32\[(1,)?12\]\S* reduce-scatter", text)
+    np.testing.assert_array_equal(step(x), x.sum(0))
