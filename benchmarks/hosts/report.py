@@ -26,8 +26,8 @@ SETTING = (
 READING = (
     "S being a device's buffer, a flat ring, psum's too, sends 7/4 S over each link, and plans of two",
     "levels that are optimal in bytes 3/2 S: where the wire decides they take at least 0.86 of psum's",
-    "time, and what wins more wins by fewer or cheaper rounds. Plans whose hosts exchange with a",
-    "partner (halving, doubling, the tree) take up to twice their wire; why is not known.",
+    "time, and what wins more wins by fewer or cheaper rounds. The best of many in a few turns looks",
+    "better than it is; *within noise* is what is no further from 1 than psum from itself.",
 )
 BYTES = (
     "*Account*: the bytes that cross the busiest link in its busier direction, by the receipt of the",
@@ -110,9 +110,12 @@ def report(found: Mapping[str, Any], rates: Mapping[str, float], turns: int) -> 
         "## What wins where",
         "",
         *common.table(
-            ["link", "what", "best", "ms", "to psum", "wire of the best, ms", "psum, ms", "psum again"],
             [
-                [rate, what(job), *winner(own), own[PSUM].ms, to_psum(own, AGAIN)]
+                "link", "what", "best", "ms", "to psum", "wire of the best, ms", "psum, ms",
+                "psum again", "the best",
+            ],
+            [
+                [rate, what(job), *winner(own), own[PSUM].ms, to_psum(own, AGAIN), says(own)]
                 for (rate, job), own in groups.items()
             ],
         ),
@@ -147,6 +150,12 @@ def to_psum(own: Mapping[str, Row], name: str) -> float:
 def winner(own: Mapping[str, Row]) -> list[Any]:
     best = min((n for n in own if n != AGAIN), key=lambda name: to_psum(own, name))
     return [best, own[best].ms, to_psum(own, best), own[best].wire_ms]
+
+
+def says(own: Mapping[str, Row]) -> str:
+    """Whether the best differs from psum by more than psum from itself."""
+    best, again = (abs(np.log(x)) for x in (winner(own)[2], to_psum(own, AGAIN)))
+    return "is psum" if best == 0 else "wins" if best > again else "within noise"
 
 
 def details(own: Mapping[str, Row]) -> list[str]:
