@@ -9,14 +9,14 @@ from typing import Annotated
 
 import typer
 
+from collc.cli import common
 from collc.cli.common import Debug, Json, Output, guarded, print_json
 from collc.runtime.doctor.examine import examine, facts
-from collc.runtime.doctor.finding import Finding, Level, listed
+from collc.runtime.doctor.finding import Finding, Level, Said, listed
 from collc.runtime.doctor.host import Host
-from collc.runtime.doctor.jobs import job
+from collc.runtime.doctor.jobs import called, read_job
 
 STYLES = {Level.OK: "green", Level.NOTE: "", Level.WARNING: "yellow", Level.ERROR: "bold red"}
-Said = tuple[str, Finding]
 
 
 @guarded
@@ -35,8 +35,8 @@ def doctor(
         typer.Option(
             "--timeout",
             metavar="SECONDS",
-            min=1,
-            help="How long to wait for jax to start, and for the other processes.",
+            callback=common._seconds,
+            help="How long to wait for jax to start, for the other processes, and for the links.",
         ),
     ] = 120.0,
     json: Json = False,
@@ -44,34 +44,35 @@ def doctor(
 ) -> None:
     """Check this host before a run: devices, versions, settings, scheduler, name, clock, counters.
 
-    Each finding says what to do. Started as several processes (collc launch, srun, mpirun), each host
-    is checked, and process 0 prints what all have found, with the order of devices, clocks and links.
+    Each finding but ok says what to do. Started as several processes (collc launch, srun, mpirun),
+    each host is checked, and process 0 prints what all have found, with the order of devices, clocks
+    and links.
 
     Leaves with 1 where there are errors, with 0 where there are none; warnings do not count.
     """
     host = Host(os.environ)
-    of, own = job(os.environ), facts(host, timeout)
-    name = os.environ.get("COLLC_HOST") or own.name
-    found: list[Said] = [(name, finding) for finding in examine(host, own)]
+    own = facts(host, timeout)
+    of, unclear = read_job(os.environ)
+    name = called(os.environ, own.name)
+    mine = examine(host, own)
+    found, prints = [(name, finding) for finding in mine], True
     wanted = of is not None if links is None else links
-    alone = True
     # XLA would abort this process too, where it has aborted the other one.
-    if own.probe.started and (of is not None or wanted):
-        import jax
-
-        from collc.planning.agree import distributed
+    if own.probe.started and not unclear and (of is not None or wanted):
+        from collc.runtime.doctor.sweep import left_behind
         from collc.runtime.doctor.together import ask
 
-        mine = [finding for _, finding in found]
         with _printed_elsewhere():
-            found = ask(host, name, mine, of is not None, wanted, timeout)
-        alone = not distributed() or jax.process_index() == 0
-    if not alone:
+            asked = ask(host, name, mine, of is not None, wanted, timeout)
+        found, prints = asked.found, asked.prints
+        common.left_behind.extend(left_behind)
+    if not prints:
         return
     if json:
         print_json([{"host": at, **asdict(finding)} for at, finding in found])
     else:
         show(found)
+    sys.stdout.flush()  # a link that hangs is left behind without python's own way out
     if any(finding.level == Level.ERROR for _, finding in found):
         raise typer.Exit(1)
 
@@ -89,6 +90,7 @@ def _printed_elsewhere() -> Iterator[None]:
     try:
         yield
     finally:
+        sys.stdout.flush()
         os.dup2(kept, 1)
         os.close(kept)
 
@@ -100,7 +102,6 @@ def show(found: Sequence[Said]) -> None:
     for host, finding in found:
         hosts.setdefault(finding, []).append(host)
     several = len({host for host, _ in found}) > 1
-    fine = [finding for finding in hosts if finding.level == Level.OK]
     for level in Level:
         for finding, at in hosts.items():
             if finding.level != level or (
@@ -112,5 +113,8 @@ def show(found: Sequence[Said]) -> None:
             if finding.remedy:
                 output.line(f"         {finding.remedy}")
     counts = {level: sum(finding.level == level for finding in hosts) for level in Level}
-    ok = f", {len(fine)} checks well" if fine else ""
-    output.line(f"{counts[Level.ERROR]} errors, {counts[Level.WARNING]} warnings{ok}", "bold")
+    amiss = {finding.check for finding in hosts if finding.level in (Level.WARNING, Level.ERROR)}
+    well = {finding.check for finding in hosts if finding.level == Level.OK} - amiss
+    parts = [(counts[Level.ERROR], "error", ""), (counts[Level.WARNING], "warning", "")]
+    parts += [(len(well), "check", " well")] if well else []
+    output.line(", ".join(f"{n} {noun}{'s' * (n != 1)}{end}" for n, noun, end in parts), "bold")

@@ -5,13 +5,18 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
+from threading import Event
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from collc.cli.doctor import doctor, show
+from collc.cli import app, common
+from collc.cli.doctor import show
+from collc.runtime.doctor import sweep
+from collc.runtime.doctor import together as hosts_together
 from collc.runtime.doctor.finding import error, note, ok, warning
 
 BENCHMARKS = str(Path(__file__).parents[2] / "benchmarks")
@@ -21,13 +26,19 @@ from hosts.network import Network  # noqa: E402
 
 sys.path.remove(BENCHMARKS)
 
-# As the console script has it, in a process of its own.
-SCRIPT = """
-import typer
-from collc.cli.doctor import doctor
-app = typer.Typer()
-app.command()(doctor)
-app()
+DOCTOR = ("-m", "collc", "doctor", "--json")
+# A link that never answers, or that fails at once.
+BROKEN = """
+import sys, time
+from collc.cli import main
+from collc.runtime.doctor import sweep
+def hang(between, size):
+    time.sleep(600)
+def fail(between, size):
+    raise RuntimeError("UNAVAILABLE: Gloo")
+sweep._mine = {name}
+sys.argv = ["collc", "doctor", *sys.argv[1:]]
+main()
 """
 FIELDS = {"host", "check", "level", "found", "remedy"}
 
@@ -38,9 +49,7 @@ def run(monkeypatch, *arguments: str, **environment: str):
             monkeypatch.delenv(name)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    app = typer.Typer()
-    app.command()(doctor)
-    return CliRunner().invoke(app, arguments)
+    return CliRunner().invoke(app, ["doctor", *arguments])
 
 
 def test_this_host(monkeypatch):
@@ -49,7 +58,7 @@ def test_this_host(monkeypatch):
     found = json.loads(done.stdout)
     assert all(row.keys() == FIELDS for row in found)
     assert {row["host"] for row in found} == {socket.gethostname()}
-    assert all(row["remedy"] for row in found if row["level"] in ("warning", "error"))
+    assert all(row["remedy"] for row in found if row["level"] != "ok")
     assert done.exit_code == any(row["level"] == "error" for row in found)
     (devices,) = [row for row in found if row["check"] == "devices"]
     assert devices["found"].startswith("2 × cpu")
@@ -62,10 +71,12 @@ def test_an_unknown_flag_ends_with_1_and_is_named(monkeypatch):
     flags = "--xla_gpu_autotune_levl=4"
     done = run(monkeypatch, JAX_PLATFORMS="cpu", XLA_FLAGS=flags, NCCL_P2P_DISABLE="1")
     assert done.exit_code == 1
-    last = done.stdout.splitlines()[-3:]
-    assert last[0].startswith(f"error    XLA flags: this jaxlib does not know {flags}")
-    assert "Did you mean --xla_gpu_autotune_level?" in last[1]
-    assert last[2].startswith("1 errors, ")
+    first, last = done.stdout.partition(f"error    XLA flags: this jaxlib does not know {flags}")[
+        ::2
+    ]
+    assert "Did you mean --xla_gpu_autotune_level" in last
+    assert "error " not in first
+    assert last.splitlines()[-1].startswith("1 error, ")
     assert "warning  NCCL settings: NCCL_P2P_DISABLE=1" in done.stdout
 
 
@@ -76,24 +87,92 @@ def test_findings_of_several_hosts(capsys, monkeypatch):
         [
             ("h0", ok("python", "Python 3.12")),
             ("h1", ok("python", "Python 3.12")),
+            ("h2", ok("limits", "enough")),  # not well, since others have few files
             ("h0", error("limits", "few files", "ulimit -n")),
             ("h1", error("limits", "few files", "ulimit -n")),
-            ("h1", note("absent", "RDMA")),
+            ("h1", note("absent", "RDMA", "mount /sys")),
             ("all hosts", slow),
         ]
     )
     assert capsys.readouterr().out.splitlines() == [
         "note     absent: h1: RDMA",
+        "         mount /sys",
         "warning  links: all hosts: link h0 -> h1",
         "         See the cable.",
         "error    limits: h0, h1: few files",
         "         ulimit -n",
-        "1 errors, 1 warnings, 1 checks well",
+        "1 error, 1 warning, 1 check well",
     ]
 
 
-def together(address: str, own: list[dict[str, str]], prefixes: list[tuple[str, ...]]):
+def errors(stdout: str) -> list[dict[str, str]]:
+    """The errors in what was printed, which has to be one document that holds more than those."""
+    found = json.loads(stdout)
+    assert {"python", "versions", "devices"} <= {row["check"] for row in found}
+    return [row for row in found if row["level"] == "error"]
+
+
+def test_what_fails_on_the_way_loses_no_finding(monkeypatch):
+    def fail(*_):
+        raise RuntimeError("UNAVAILABLE:\n Gloo")
+
+    monkeypatch.setattr(hosts_together, "sweep", fail)
+    done = run(monkeypatch, "--links", "--json", JAX_PLATFORMS="cpu")
+    assert done.exit_code == 1
+    (job,) = errors(done.stdout)
+    assert (job["check"], job["found"]) == ("job", "RuntimeError: UNAVAILABLE: Gloo")
+    assert "--timeout" in job["remedy"]
+
+
+def test_counters_of_a_host_are_told_once(monkeypatch):
+    """Its processes read them one after the other, so that the numbers differ."""
+    said = [[asdict(ok("TCP", f"{process} sent")), asdict(ok("python", "3"))] for process in (0, 1)]
+    both = dict(enumerate(map(json.dumps, said)))
+    monkeypatch.setattr(hosts_together, "meet", lambda *_: both)
+    found = hosts_together._all_of({0: "a", 1: "a"}, [], 1.0)
+    assert [f.found for _, f in found] == ["0 sent", "3", "3"]
+    assert len(hosts_together._all_of({0: "a", 1: "b"}, [], 1.0)) == 4
+
+
+def test_variables_of_collc_launch_by_half(monkeypatch):
+    done = run(monkeypatch, "--json", JAX_PLATFORMS="cpu", COLLC_HOST="x")
+    assert done.exit_code == 1
+    (job,) = errors(done.stdout)
+    assert job["check"] == "job"
+    assert "COLLC_COORDINATOR is not set" in job["found"]
+    assert "unset" in job["remedy"]
+
+
+def test_a_link_that_hangs(monkeypatch):
+    """The process must not wait at its end either: main leaves without what is left behind."""
+    release = Event()
+    monkeypatch.setattr(sweep, "_mine", lambda between, size: release.wait(60))
+    monkeypatch.setattr(common, "left_behind", [])
+    monkeypatch.setattr(sweep, "left_behind", [])
+    monkeypatch.setattr(hosts_together, "sweep", lambda between, _: sweep.sweep(between, 0.1))
+    done = run(monkeypatch, "--links", "--json", JAX_PLATFORMS="cpu")
+    (thread,) = common.left_behind
+    assert thread.is_alive()
+    release.set()
+    assert done.exit_code == 1
+    (links,) = errors(done.stdout)
+    assert "not done in the time of --timeout" in links["found"]
+
+
+@pytest.mark.parametrize("seconds", ["nan", "0", "-1"])
+def test_a_time_that_is_none(monkeypatch, seconds):
+    done = run(monkeypatch, "--timeout", seconds)
+    assert (done.exit_code, done.stdout) == (2, "")
+
+
+def together(
+    address: str,
+    own: list[dict[str, str]],
+    prefixes: list[tuple[str, ...]],
+    programs: Sequence[tuple[str, ...]] = (),
+):
     """Exit codes and outputs of processes that meet at an address, each on a host of its own name."""
+    programs = programs or [DOCTOR] * len(own)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -105,7 +184,7 @@ def together(address: str, own: list[dict[str, str]], prefixes: list[tuple[str, 
     }
     workers = [
         subprocess.Popen(
-            [*prefix, sys.executable, "-c", SCRIPT, "--json"],
+            [*prefix, sys.executable, *programs[me]],
             env={
                 **os.environ,
                 **usual,
@@ -142,6 +221,23 @@ def test_three_processes_print_their_findings_together():
     assert job["mesh order"]["found"] == "host by host: 3 × 2 devices"
     assert "3 hosts" in job["clocks"]["found"]
     assert job["links"]["level"] in ("ok", "warning")  # a busy machine may delay one of them
+
+
+@pytest.mark.newest_only
+def test_a_process_whose_link_fails_and_one_that_waits_for_it():
+    """Process 1 fails at once, process 0 waits in vain: it says both, and all that was found before."""
+    fails, hangs = (
+        ("-c", BROKEN.replace("{name}", name), "--json", "--timeout", "15")
+        for name in ("fail", "hang")
+    )
+    codes, said = together("127.0.0.1", [{}, {}], [(), ()], [hangs, fails])
+    assert codes[0] == 1, said
+    assert said[1][0] == ""
+    (links,) = errors(said[0][0])
+    assert (links["host"], links["check"]) == ("all hosts", "links")
+    assert "process 0: not done in the time of --timeout" in links["found"]
+    assert "process 1: RuntimeError: UNAVAILABLE: Gloo" in links["found"]
+    assert {row["host"] for row in json.loads(said[0][0])} == {"h0", "h1", "all hosts"}
 
 
 @pytest.mark.newest_only

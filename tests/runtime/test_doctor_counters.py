@@ -1,14 +1,16 @@
 """What `collc doctor` reads in counters of RDMA, TCP, interfaces and PCIe: each planted under a root."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from collc.runtime.doctor import network, pcie, rdma
 from collc.runtime.doctor.devices import Probe
-from collc.runtime.doctor.examine import Facts, counters, examine, grown
+from collc.runtime.doctor.examine import Facts, examine
 from collc.runtime.doctor.finding import Finding, Level
+from collc.runtime.doctor.growth import counters, grown
 from collc.runtime.doctor.host import Host
 from collc.runtime.doctor.limits import Limits
 
@@ -109,6 +111,43 @@ def test_rdma_that_is_well_or_not_there(tmp_path):
     only(rdma.rdma(host(tmp_path / "d", slower, NCCL_IB_HCA="=mlx5_0")), "ok", "2 active ports")
 
 
+def test_what_was_not_read_is_not_called_ok(tmp_path):
+    mute = {k: v for k, v in port().items() if not k.endswith("/state")}
+    only(rdma.rdma(host(tmp_path / "a", mute)), "note", "does not say its state", "ibstat")
+    bare = {k: v for k, v in interface().items() if "statistics" not in k}
+    assert network.interfaces(host(tmp_path / "b", bare)) == []
+    some = bare | interface("eth1")
+    only(network.interfaces(host(tmp_path / "c", some)), "ok", "eth1: no", "no counters at eth0")
+    dumb = {k: v for k, v in card().items() if k.endswith(("class", "vendor"))}
+    assert pcie.pcie(host(tmp_path / "d", dumb)) == []
+
+
+def test_the_shares_from_which_on_it_is_a_warning(tmp_path):
+    for again, level in ((101, "warning"), (100, "ok")):
+        only(network.retransmitted(10_000, again, "now"), level)
+    only(network.retransmitted(9_999, 9_000, "now"), "ok")
+    for dropped, level in ((1001, "warning"), (1000, "ok")):
+        only(network.interfaces(host(tmp_path, interface(tx_dropped=dropped))), level)
+
+
+@pytest.mark.parametrize("name", sorted(rdma.ERRORS))
+def test_every_counter_of_a_port(tmp_path, name):
+    planted = port() | {f"{PORT.format('mlx5_0')}/hw_counters/{name}": 1}
+    only(rdma.rdma(host(tmp_path, planted)), "warning", f"{name} 1")
+
+
+def test_which_counters_count():
+    """Those of the kernel's and of mlx5's that tell of errors; a new one has to be written here too."""
+    assert len(rdma.ERRORS) == 19
+    assert set(network.ERRORS) == {
+        "rx_errors",
+        "tx_errors",
+        "rx_crc_errors",
+        "rx_frame_errors",
+        "tx_carrier_errors",
+    }
+
+
 def test_counters_that_grow_are_errors(tmp_path):
     files = port(symbol_error=12) | interface(rx_errors=3) | card(correctable=1) | snmp(100_000, 0)
     before, sent = counters(host(tmp_path, files)), (100_000, 0)
@@ -169,7 +208,17 @@ def test_tcp(tmp_path):
     files = {"/proc/net/netstat": "TcpExt: A ListenOverflows\nTcpExt: 1 8\nIpExt: B\nIpExt: 2"}
     found = network.tcp(host(tmp_path / "b", files))
     only(found, "warning", "8 connections", "net.core.somaxconn")
+    many = {"/proc/net/snmp": "Tcp: PassiveOpens OutSegs RetransSegs\nTcp: 8000 1 0"}
+    only(network.tcp(host(tmp_path / "b", many)), "ok", "0.00%")  # 8 of 8000 say nothing
     assert network.tcp(host(tmp_path / "c")) == []
+    assert network.segments(host(tmp_path / "e", snmp(-5, -7))) is None
+    assert (
+        network.segments(host(tmp_path / "f", {"/proc/net/snmp": "Tcp: OutSegs\nTcp: --5"})) is None
+    )
+    assert pcie.counts(host(tmp_path / "g", card(fatal="9" * 5000)))["GPU 0000:3b:00.0"].keys() == {
+        "TOTAL_ERR_NONFATAL",
+        "TOTAL_ERR_COR",
+    }
     assert network.tcp(host(tmp_path / "d", {"/proc/net/snmp": "Tcp: OutSegs\nnonsense"})) == []
 
 
@@ -210,7 +259,30 @@ def test_all_of_a_host(tmp_path):
     assert not {"RDMA", "TCP", "interfaces", "PCIe"} & {f.check for f in bare}
     whole = examine(host(tmp_path / "whole", port() | interface() | card() | snmp(10**6, 10)), own)
     assert {f.level for f in whole} == {Level.OK}
-    assert {"RDMA", "TCP", "interfaces", "PCIe"} <= {f.check for f in whole}
+    assert {f.check for f in whole} == {
+        "devices",
+        "python",
+        "versions",
+        "XLA flags",
+        "JAX settings",
+        "NCCL settings",
+        "scheduler",
+        "host name",
+        "clock",
+        "limits",
+        "RDMA",
+        "TCP",
+        "interfaces",
+        "PCIe",
+    }
+    silent = examine(host(tmp_path / "gpu", {"/proc/driver/nvidia/gpus/0/information": ""}), own)
+    assert "NVIDIA's driver" in next(f.found for f in silent if f.check == "absent")
+    plugin = {"jax-cuda13-plugin": "0.12.0.1", "jax-cuda13-pjrt": "0.12.0.1"}
+    old = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.14  Thu Feb 22 01:44:30 UTC 2024"
+    planted = host(tmp_path / "gpu", {"/proc/driver/nvidia/version": old})
+    driven = examine(planted, replace(own, packages={**packages, **plugin}))
+    assert Level.ERROR in {f.level for f in driven if f.check == "driver"}
+    assert not any("NVIDIA's driver" in f.found for f in driven if f.check == "absent")
     # It names the interface too: NCCL's variables, the scheduler and the counters see one environment.
     slurm = {"SLURM_JOB_ID": "1", "SLURM_JOB_NUM_NODES": "2", "NCCL_SOCKET_IFNAME": "bond0"}
     planted = examine(host(tmp_path / "whole", **slurm), own)

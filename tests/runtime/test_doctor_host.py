@@ -1,5 +1,8 @@
 """What `collc doctor` finds in versions, devices, settings, schedulers, names, limits: all planted."""
 
+import subprocess
+import sys
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,7 +19,7 @@ from collc.runtime.doctor.devices import (
     read,
     visible_gpus,
 )
-from collc.runtime.doctor.finding import Finding, Level, error
+from collc.runtime.doctor.finding import Finding, Level
 from collc.runtime.doctor.host import Host
 from collc.runtime.doctor.jobs import Job, job, scheduler
 from collc.runtime.doctor.limits import SHARED, Limits, allowed, limits
@@ -54,9 +57,10 @@ def well(findings: list[Finding]) -> None:
     assert {f.level for f in findings} <= {Level.OK}, findings
 
 
-def test_a_finding_of_something_amiss_needs_a_remedy():
+@pytest.mark.parametrize("level", [Level.NOTE, Level.WARNING, Level.ERROR])
+def test_a_finding_that_is_not_ok_needs_a_remedy(level):
     with pytest.raises(ValueError, match="needs a remedy"):
-        error("x", "broken", "")
+        Finding("x", level, "broken")
 
 
 # ---- versions -----------------------------------------------------------------------------------
@@ -94,6 +98,12 @@ def test_packages():
     only(versions.packages(later), "note", "newer than collc was tested with")
 
 
+def test_the_oldest_versions_are_those_of_the_package():
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert f">={'.'.join(map(str, versions.OLDEST_PYTHON))}" == project["requires-python"]
+    assert f"jax>={versions.OLDEST_JAX}" in project["dependencies"]
+
+
 def test_driver(tmp_path):
     old = versions.driver_version(host(tmp_path, {"/proc/driver/nvidia/version": PROPRIETARY}))
     new = versions.driver_version(host(tmp_path, {"/proc/driver/nvidia/version": OPEN}))
@@ -129,7 +139,26 @@ def test_a_process_that_does_not_answer_in_time():
     assert "within 0.01 s" in found.complaint
 
 
+def test_the_process_that_asks_leaves_memory_to_the_run(monkeypatch):
+    asked = {}
+
+    def answer(command, env, **_):
+        asked.update(env)
+        return subprocess.CompletedProcess(command, 0, f'{MARK}[["cpu", "cpu"]]', "")
+
+    monkeypatch.setattr(subprocess, "run", answer)
+    assert probe({"A": "b"}, 1).devices == (CPU,)
+    assert asked == {"A": "b", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+
+    def refuse(*_, **__):
+        raise OSError(2, "No such file")
+
+    monkeypatch.setattr(subprocess, "run", refuse)
+    assert "No such file" in probe({}, 1).complaint
+
+
 CPU, GPU = ("cpu", "cpu"), ("gpu", "NVIDIA H100")
+ON_CPU, ON_GPU = Probe((CPU,)), Probe((GPU,))
 
 
 @pytest.mark.parametrize(
@@ -173,7 +202,6 @@ def test_mesh_order():
     only(order(placed("abab"), "gpu"), "warning", "keep hosts together", "collc.init()")
     only(order(placed("aabb", "0011"), "gpu"), "note", "2 slices", "collc.init()")
     well(order(placed("aabb", "0011"), "tpu"))
-    only(order(placed("aab"), "gpu"), "error", "a: 2, b: 1", "same number")
 
 
 # ---- settings -----------------------------------------------------------------------------------
@@ -195,36 +223,43 @@ def test_mesh_order():
     ],
 )
 def test_unsafe_xla_flags(tmp_path, text, words):
-    only(flags.xla(host(tmp_path, XLA_FLAGS=text), "gpu"), "warning", *words)
+    only(flags.xla(host(tmp_path, XLA_FLAGS=text), ON_GPU), "warning", *words)
 
 
 def test_xla_flags(tmp_path):
     safe = "--xla_gpu_autotune_level=4 --xla_cpu_enable_fast_math=false"
-    well(flags.xla(host(tmp_path, XLA_FLAGS=safe), "gpu"))
-    well(flags.xla(host(tmp_path), "cpu"))
+    well(flags.xla(host(tmp_path, XLA_FLAGS=safe), ON_GPU))
+    well(flags.xla(host(tmp_path), ON_CPU))
     virtual = host(tmp_path, XLA_FLAGS="--xla_force_host_platform_device_count=8")
-    only(flags.xla(virtual, "gpu"), "note", "no effect on gpu", "JAX_PLATFORMS=cpu")
-    well(flags.xla(virtual, "cpu"))
+    only(flags.xla(virtual, ON_GPU), "note", "no effect on gpu", "JAX_PLATFORMS=cpu")
+    well(flags.xla(virtual, ON_CPU))
     repeat = host(tmp_path, XLA_FLAGS="--xla_gpu_deterministic_ops=true")
-    only(flags.xla(repeat, "gpu"), "note", "slower")
+    only(flags.xla(repeat, ON_GPU), "note", "slower")
 
 
 def test_flags_that_abort(tmp_path):
     typo = host(tmp_path, XLA_FLAGS="--xla_gpu_autotune_levl=4")
-    found = flags.xla(
-        typo, "", ["--xla_gpu_autotune_levl=4"], (), ["xla_gpu_autotune_level", "xla_b"]
-    )
+    aborted = Probe(unknown=("--xla_gpu_autotune_levl=4",), started=False)
+    found = flags.xla(typo, aborted, ["xla_gpu_autotune_level", "xla_b"])
     only(found, "error", "aborts at start", "Did you mean --xla_gpu_autotune_level?")
     unreadable = host(tmp_path, XLA_FLAGS="--xla_gpu_autotune_level=x")
-    found = flags.xla(unreadable, "", (), ["xla_gpu_autotune_level=x"])
+    found = flags.xla(unreadable, Probe(malformed=("xla_gpu_autotune_level=x",), started=False))
     only(found, "error", "cannot read", "true or false")
+
+
+def test_flags_that_were_not_tried_are_not_called_known(tmp_path):
+    """jax did not start for another reason, so nobody knows what XLA says of them."""
+    planted = host(tmp_path, XLA_FLAGS="--xla_nonsense=1")
+    late = Probe((), "not within 1 s", started=False)
+    only(flags.xla(planted, late), "note", "not tried", "Repair")
+    only(flags.xla(host(tmp_path), late), "ok", "none set")
 
 
 def test_flags_in_a_file(tmp_path):
     planted = host(tmp_path, {"/etc/flags": "--xla_dump_to=/tmp/x"}, XLA_FLAGS="/etc/flags")
-    only(flags.xla(planted, "gpu"), "warning", "--xla_dump_to=/tmp/x")
+    only(flags.xla(planted, ON_GPU), "warning", "--xla_dump_to=/tmp/x")
     nowhere = host(tmp_path, XLA_FLAGS="xla_dump_to=/tmp/x")
-    only(flags.xla(nowhere, "gpu"), "error", "does not begin with --", "--xla_name=value")
+    only(flags.xla(nowhere, ON_GPU), "error", "does not begin with --", "--xla_name=value")
 
 
 def test_every_flag_that_is_spoken_of_is_one_of_xla():
@@ -245,6 +280,22 @@ def test_settings(setting):
     only(settings({setting.name: planted}), setting.level, setting.name, planted, setting.remedy)
     calm = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.8", "XLA_PYTHON_CLIENT_PREALLOCATE": "true"}
     well(settings({setting.name: calm.get(setting.name, "0")}))
+
+
+def test_levels_of_settings():
+    """An error stops a run that would be wrong, a warning is what costs time, a note may be meant."""
+    levels = {
+        "error": {"JAX_DISABLE_JIT"},
+        "note": {
+            "JAX_ENABLE_X64",
+            "JAX_DEFAULT_MATMUL_PRECISION",
+            "JAX_LOG_COMPILES",
+            "XLA_PYTHON_CLIENT_PREALLOCATE",
+        },
+    }
+    found = {level: {s.name for s in SETTINGS if s.level == level} for level in levels}
+    assert found == levels
+    assert {s.level for s in SETTINGS} == {"error", "note", "warning"}
 
 
 NET = {"/sys/class/net/eth0/mtu": 1500, "/sys/class/net/lo/mtu": 65536}
@@ -387,7 +438,21 @@ def test_clocks(tmp_path):
     well(names.apart({"a": 100.0, "b": 100.2, "c": 99.9}))
     only(names.apart({"a": 100.0, "b": 100.2, "c": 131.1}), "warning", "c by +30.9 s", "chronyc")
     assert names.apart({"a": 1.0}) == []
-    assert names.kernel_clock() in (True, False, None)
+    two = names.apart({"a": 100.0, "b": 101.5})  # nobody knows which of them is right
+    only(two, "warning", "clocks are 1.5 s apart: a, b")
+    only(names.apart({"a": 0.0, "b": 0.95, "c": 1.9}), "warning", "1.9 s apart: a, b, c")
+    well(names.apart({"a": 0.0, "b": 0.99}))
+
+
+@pytest.mark.parametrize("state, kept", [(0, True), (1, True), (5, False), (-1, None)])
+def test_what_the_kernel_says_of_its_clock(monkeypatch, state, kept):
+    class Library:
+        def adjtimex(self, buffer):
+            return state
+
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(names.ctypes, "CDLL", lambda *_, **__: Library())
+    assert names.kernel_clock() is kept
 
 
 def test_limits():
@@ -402,7 +467,16 @@ def test_limits():
     )
     only(allowed(Limits(None, -1, -1), False, False), "note", "not there", "tmpfs")
     locked = allowed(Limits(SHARED, 8 << 20, -1), rdma=True, several=False)
-    only(locked, "warning", "8192 KiB", "ulimit -l unlimited")
+    only(locked, "warning", "8 MiB", "ulimit -l unlimited")
+    plenty = Limits(SHARED, 500 << 30, -1, memory=512 << 30)
+    well(allowed(plenty, rdma=True, several=False))
     files = allowed(Limits(SHARED, -1, 1024), rdma=False, several=True)
     only(files, "warning", "1024 files", "ulimit -n")
+    only(allowed(Limits(SHARED, -1, 4095), False, True), "warning", "4095 files")
+    well(allowed(Limits(SHARED, -1, 4096), rdma=False, several=True))
+    only(
+        allowed(Limits(SHARED, None, None), True, True),
+        "ok",
+        "enough shared memory; not checked: locked memory, open files",
+    )
     assert limits(Host({}, Path("/nowhere"))).shared is None

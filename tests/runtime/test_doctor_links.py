@@ -1,6 +1,8 @@
 """The sweep of links: which link is named, which pairs meet, and a sweep of virtual devices."""
 
+import time
 from itertools import combinations, permutations
+from threading import Event
 
 import jax
 import pytest
@@ -30,6 +32,7 @@ def only(findings: list[Finding], level: str, *words: str) -> None:
 def test_links_that_are_alike():
     only(judge(times(4), MIB), "ok", "12 links of 4 hosts alike", "8.4 ms for 1 MiB (125 MB/s)")
     only(judge(times(4, lambda a, b: (a, b) == (1, 3), factor=1.9), MIB), "ok", "h1 -> h3")
+    only(judge(times(4, lambda a, b: (a, b) == (1, 3), factor=2.1), MIB), "warning", "h1 -> h3")
 
 
 @pytest.mark.parametrize("n", [3, 4, 8, 16])
@@ -91,18 +94,20 @@ def test_ends_are_hosts_or_the_devices_of_one():
 
 def test_a_sweep_of_virtual_devices():
     own = jax.devices()[:3]
-    found = measured(ends(own, {0: "a"}), 1 << 16, timeout_s=10)
+    found = measured(ends(own, {0: "a"}), 1 << 16, time.monotonic() + 60)
     assert found.keys() == {(f"device {a}", f"device {b}") for a, b in permutations(range(3), 2)}
     assert all(0 < taken < 10 for taken in found.values())
     only(sweep(ends(own[:1], {0: "a"}), 10), "note", "a single device")
 
 
-def test_a_link_that_was_slow_only_once_is_not_named(monkeypatch):
+@pytest.mark.parametrize("turn", [1, 2])
+def test_a_link_that_was_slow_only_once_is_not_named(monkeypatch, turn):
     asked = []
 
-    def measure(between, size, timeout_s):
+    def measure(between, size, end):
         asked.append(size)
-        return times(4, lambda a, b: (a, b) == (0, 1) and len(asked) == 1)
+        # Another link the first time, so that there is a second one.
+        return times(4, lambda a, b: (a, b) == ((0, 1) if len(asked) == turn else (2, 3)))
 
     monkeypatch.setattr(sweeping, "measured", measure)
     between = Ends(("h0", "h1", "h2", "h3"), tuple(jax.devices()[:4]), "host")
@@ -110,10 +115,26 @@ def test_a_link_that_was_slow_only_once_is_not_named(monkeypatch):
     assert asked == [MIB, MIB]
 
 
+def test_links_that_fail_or_hang_are_one_finding(monkeypatch):
+    def fail(between, size):
+        raise RuntimeError("UNAVAILABLE: Gloo\nconnection closed")
+
+    two = ends(jax.devices()[:2], {0: "a"})
+    monkeypatch.setattr(sweeping, "_mine", fail)
+    only(sweep(two, 10), "error", "process 0: RuntimeError: UNAVAILABLE: Gloo connection closed")
+    release = Event()
+    monkeypatch.setattr(sweeping, "_mine", lambda between, size: release.wait(60))
+    only(sweep(two, 0.1), "error", "process 0: not done in the time of --timeout", "firewalls")
+    (thread,) = sweeping.left_behind
+    monkeypatch.setattr(sweeping, "left_behind", [])
+    release.set()
+    thread.join(10)
+
+
 def test_quick_links_are_measured_with_more_bytes(monkeypatch):
     asked = []
 
-    def measure(between, size, timeout_s):
+    def measure(between, size, end):
         asked.append(size)
         return {link: taken / 100 for link, taken in times(4).items()}
 

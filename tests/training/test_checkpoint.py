@@ -4,12 +4,14 @@ import errno
 import gc
 import json
 import logging
+import os
 import shutil
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -238,6 +240,29 @@ def test_damaged_ones_are_set_aside_where_an_older_one_is_whole(tmp_path):
     with pytest.raises(CheckpointError, match="There is no other checkpoint"):
         checkpoint.find(tmp_path, said.append)
     assert len(said) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (edit(format="collc checkpoint 2"), "written by another version of collc"),
+        (None, "cannot be read now .Input/output error"),
+    ],
+)
+def test_what_is_not_damage_is_not_set_aside(tmp_path, monkeypatch, change, message):
+    for step in (2, 4):
+        newest = checkpoint.save(tmp_path, step, state(), NOTES)
+    if change:
+        change(newest)
+    else:
+
+        def unread(path, **options):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        monkeypatch.setattr(Path, "read_text", unread)
+    with pytest.raises(CheckpointError, match=message):
+        checkpoint.find(tmp_path, pytest.fail)
+    assert len(checkpoint.steps(tmp_path)) == 2
 
 
 def test_the_only_one_damaged(tmp_path):

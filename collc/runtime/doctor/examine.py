@@ -11,11 +11,9 @@ from collc.runtime.doctor import flags, limits, names, network, pcie, rdma, vers
 from collc.runtime.doctor.devices import Probe, devices, probe, visible_gpus
 from collc.runtime.doctor.finding import Finding, note
 from collc.runtime.doctor.host import Host
-from collc.runtime.doctor.jobs import job, scheduler
+from collc.runtime.doctor.jobs import read_job, scheduler
 from collc.runtime.doctor.nccl import nccl
 from collc.runtime.doctor.settings import settings
-
-Counters = dict[str, rdma.Counts]
 
 
 @dataclass(frozen=True)
@@ -38,15 +36,15 @@ def facts(host: Host, timeout_s: float) -> Facts:
     name = socket.gethostname()
     found = probe(host.environment, timeout_s)
     return Facts(
-        (sys.version_info.major, sys.version_info.minor),
-        installed(),
-        found,
-        name,
-        names.addresses(name),
-        names.kernel_clock(),
-        limits.limits(host),
-        importlib.util.find_spec("kubernetes") is not None,
-        flags.known_flags() if found.unknown else (),
+        python=(sys.version_info.major, sys.version_info.minor),
+        packages=installed(),
+        probe=found,
+        name=name,
+        addresses=names.addresses(name),
+        clock=names.kernel_clock(),
+        limits=limits.limits(host),
+        kubernetes=importlib.util.find_spec("kubernetes") is not None,
+        known=flags.known_flags() if found.unknown else (),
     )
 
 
@@ -63,7 +61,7 @@ def installed() -> dict[str, str]:
 
 def examine(host: Host, own: Facts) -> list[Finding]:
     """What all checks of one host find, from devices to counters."""
-    of = job(host.environment)
+    of, unclear = read_job(host.environment)
     across, several = of is not None and of.across, of is not None
     leads = of is not None and of.leads
     on_gpus = own.probe.platform in ("gpu", "cuda")
@@ -74,9 +72,10 @@ def examine(host: Host, own: Facts) -> list[Finding]:
         *versions.python(own.python),
         *versions.packages(own.packages),
         *versions.driver(driver, own.packages, on_gpus),
-        *flags.xla(host, own.probe.platform, own.probe.unknown, own.probe.malformed, own.known),
+        *flags.xla(host, own.probe, own.known),
         *settings(host.environment),
         *nccl(host),
+        *unclear,
         *scheduler(host.environment, of, visible_gpus(host), own.kubernetes),
         *names.own_name(own.name, own.addresses, across, leads),
         *names.clock(host, own.clock, across),
@@ -89,41 +88,20 @@ def examine(host: Host, own: Facts) -> list[Finding]:
     ]
 
 
-def counters(host: Host) -> Counters:
-    """All counters of errors, by check."""
-    return {
-        rdma.CHECK: rdma.counts(host),
-        "interfaces": network.counts(host),
-        pcie.CHECK: pcie.counts(host),
-    }
-
-
-def grown(host: Host, before: Counters, sent: tuple[int, int] | None) -> list[Finding]:
-    """Errors counted since ``before``, while the links were swept: those are there now."""
-    found, after = [], counters(host)
-    remedies = {rdma.CHECK: rdma.ERRORS, "interfaces": network.ERRORS, pcie.CHECK: pcie.ERRORS}
-    for check, counts in after.items():
-        more = rdma.grown(before.get(check, {}), counts)
-        when = "more while the links were swept"
-        found += rdma.counted(check, more, remedies[check], when, worse=True)
-    now = network.segments(host)
-    if sent and now:
-        more = network.retransmitted(
-            now[0] - sent[0], now[1] - sent[1], "while the links were swept"
-        )
-        found += [finding for finding in more if finding.remedy]
-    return found
-
-
 def _absent(host: Host) -> list[Finding]:
     """One line on counters that are not there: nothing is known of those."""
     absent = []
     if not host.entries(rdma.ROOT):
         absent.append(f"RDMA ({rdma.ROOT})")
+    if visible_gpus(host) and versions.driver_version(host) is None:
+        absent.append("NVIDIA's driver (/proc/driver/nvidia/version)")
     if network.segments(host) is None:
         absent.append("TCP (/proc/net/snmp)")
     if not any(network.counts(host).values()):
         absent.append(f"interfaces ({network.NET})")
     if not any(pcie.counts(host).values()):
         absent.append("PCIe errors of GPUs and network cards (aer_dev_*)")
-    return [note("absent", f"not there, so not checked: {', '.join(absent)}")] if absent else []
+    if not absent:
+        return []
+    remedy = "In a container, mount /sys and use the host's network; else there is nothing to do."
+    return [note("absent", f"not there, so not checked: {', '.join(absent)}", remedy)]

@@ -1,7 +1,10 @@
 """A finding: what a check has found, how bad it is, and what to do about it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+
+from collc.errors import CollcError
 
 
 class Level(StrEnum):
@@ -15,7 +18,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """``remedy`` may be empty where nothing is amiss."""
+    """``remedy``: what to do. Only where all is well it may be empty."""
 
     check: str
     level: Level
@@ -23,8 +26,11 @@ class Finding:
     remedy: str = ""
 
     def __post_init__(self) -> None:
-        if self.level in (Level.WARNING, Level.ERROR) and not self.remedy:
+        if self.level != Level.OK and not self.remedy:
             raise ValueError(f"{self.check}: a {self.level} needs a remedy")
+
+
+Said = tuple[str, Finding]  # the host, and what was found there
 
 
 def ok(check: str, found: str) -> Finding:
@@ -32,8 +38,8 @@ def ok(check: str, found: str) -> Finding:
     return Finding(check, Level.OK, found)
 
 
-def note(check: str, found: str, remedy: str = "") -> Finding:
-    """Worth knowing; nothing has to be done."""
+def note(check: str, found: str, remedy: str) -> Finding:
+    """Worth knowing; a run would be well all the same."""
     return Finding(check, Level.NOTE, found, remedy)
 
 
@@ -47,7 +53,7 @@ def error(check: str, found: str, remedy: str) -> Finding:
     return Finding(check, Level.ERROR, found, remedy)
 
 
-def listed(names: list[str] | tuple[str, ...], most: int = 8) -> str:
+def listed(names: Sequence[str], most: int = 8) -> str:
     """The names in one line.
 
     >>> listed(["a", "b", "c"], most=2)
@@ -55,3 +61,13 @@ def listed(names: list[str] | tuple[str, ...], most: int = 8) -> str:
     """
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return f"{', '.join(names[:most])}{more}"
+
+
+def message(problem: BaseException) -> str:
+    """What an exception says, in one line, with its type where that is not collc's own.
+
+    >>> message(CollcError("a\\nb")), message(RuntimeError("gone"))
+    ('a b', 'RuntimeError: gone')
+    """
+    text = " ".join(str(problem).split())
+    return text if isinstance(problem, CollcError) else f"{type(problem).__name__}: {text}"

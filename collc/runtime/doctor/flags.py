@@ -5,10 +5,11 @@ import importlib.util
 import mmap
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from collc.runtime.doctor.devices import Probe
 from collc.runtime.doctor.finding import Finding, error, listed, note, ok, warning
 from collc.runtime.doctor.host import Host
 
@@ -100,49 +101,75 @@ def given(host: Host) -> tuple[str, list[Finding]]:
     return content, []
 
 
-def xla(
-    host: Host,
-    platform: str,
-    unknown: Iterable[str] = (),
-    malformed: Iterable[str] = (),
-    known: Iterable[str] = (),
-) -> list[Finding]:
-    """Findings on XLA_FLAGS.
-
-    ``unknown``, ``malformed``: at which XLA has aborted, as name=value; ``known``: all its flags.
-    """
+def xla(host: Host, probe: Probe, known: Iterable[str] = ()) -> list[Finding]:
+    """Findings on XLA_FLAGS. ``known``: all of XLA's, to name the nearest of one it does not know."""
     text, found = given(host)
-    known = tuple(known)
-    for word in unknown:
-        close = difflib.get_close_matches(word.lstrip("-").partition("=")[0], known, n=1)
-        hint = f" Did you mean --{close[0]}?" if close else ""
-        what = f"this jaxlib does not know {word}, and aborts at start"
-        found.append(error(CHECK, what, f"Take it out of XLA_FLAGS.{hint}"))
-    for word in malformed:
-        what = f"--{word} has a value that XLA cannot read, and it aborts at start"
-        found.append(error(CHECK, what, "Write true or false, or the number that the flag takes."))
     values: dict[str, list[str]] = {}
     for name, value in flags(text):
         values.setdefault(name, []).append(value)
-    for name, several in values.items():
-        if len(set(several)) > 1:
-            what = f"--{name} is given with the values {listed(several)}; the last one counts"
-            found.append(warning(CHECK, what, "Keep one of them in XLA_FLAGS."))
     last = {name: several[-1] for name, several in values.items()}
+    found += [*_aborts(probe, tuple(known)), *_several(values), *_unsafe(last)]
+    found += _of_no_use(last, probe.platform)
+    if found:
+        return found
+    if not values:
+        return [ok(CHECK, "none set")]
+    if not probe.started:
+        what = (
+            f"{len(values)} set, none known to be unsafe; jax did not start, so they were not tried"
+        )
+        return [
+            note(CHECK, what, "Repair what keeps jax from starting, then run collc doctor again.")
+        ]
+    return [ok(CHECK, f"{len(values)} set, all known and safe")]
+
+
+def _aborts(probe: Probe, known: tuple[str, ...]) -> list[Finding]:
+    """Those at which XLA has aborted."""
+    found = []
+    for word in probe.unknown:
+        name = word.lstrip("-").partition("=")[0]
+        close = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
+        hint = f" Did you mean --{close[0]}?" if close else ""
+        what = f"this jaxlib does not know {word}, and aborts at start"
+        found.append(error(CHECK, what, f"Take it out of XLA_FLAGS.{hint}"))
+    for word in probe.malformed:
+        what = f"--{word} has a value that XLA cannot read, and it aborts at start"
+        found.append(error(CHECK, what, "Write true or false, or the number that the flag takes."))
+    return found
+
+
+def _several(values: Mapping[str, list[str]]) -> list[Finding]:
+    return [
+        warning(
+            CHECK,
+            f"--{name} is given with the values {listed(several)}; the last one counts",
+            "Keep one of them in XLA_FLAGS.",
+        )
+        for name, several in values.items()
+        if len(set(several)) > 1
+    ]
+
+
+def _unsafe(last: Mapping[str, str]) -> list[Finding]:
+    found = []
     for unsafe in UNSAFE:
         if unsafe.flag in last and unsafe.when(last[unsafe.flag]):
             shown = f"--{unsafe.flag}={last[unsafe.flag]}".rstrip("=")
             found.append(warning(CHECK, f"{shown} {unsafe.what}", unsafe.remedy))
+    return found
+
+
+def _of_no_use(last: Mapping[str, str], platform: str) -> list[Finding]:
+    found = []
     for name in SLOWER:
         if name in last and _on(last[name]):
-            found.append(note(CHECK, f"--{name} makes results repeat, and some kernels slower"))
+            what = f"--{name} makes results repeat, and some kernels slower"
+            found.append(note(CHECK, what, "Take it out of XLA_FLAGS if that is not on purpose."))
     if VIRTUAL in last and platform not in ("", "cpu"):
         what = f"--{VIRTUAL}={last[VIRTUAL]} has no effect on {platform}"
         found.append(note(CHECK, what, "It is for virtual devices: JAX_PLATFORMS=cpu."))
-    if found:
-        return found
-    count = len(values)
-    return [ok(CHECK, f"{count} set, all known and safe" if count else "none set")]
+    return found
 
 
 def known_flags() -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """What a host says of itself in files and variables: below a root, so that tests can plant them."""
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,9 +61,5 @@ def integer(text: str | None) -> int | None:
     >>> integer("8(x2)"), integer("many"), integer(None)
     (8, None, None)
     """
-    digits = ""
-    for letter in text or "":
-        if not letter.isascii() or not letter.isdigit():
-            break
-        digits += letter
-    return int(digits) if digits else None
+    digits = re.match(r"[0-9]{1,20}", text or "")
+    return int(digits[0]) if digits else None

@@ -4,7 +4,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from collc.runtime.doctor.finding import Finding, error, note, ok, warning
+from collc.errors import PlanError
+from collc.runtime.doctor.finding import Finding, error, message, note, ok, warning
 from collc.runtime.doctor.host import integer
 from collc.runtime.place import place
 
@@ -50,6 +51,24 @@ def job(environment: Mapping[str, str]) -> Job | None:
     if "KUBERNETES_SERVICE_HOST" in environment and "JOB_COMPLETION_INDEX" in environment:
         return Job("Kubernetes", None, True)
     return None
+
+
+def called(environment: Mapping[str, str], name: str) -> str:
+    """What the job calls this host: as ``collc launch`` says, else by its own name."""
+    try:
+        own = place(environment)
+    except PlanError:  # a finding of ``read_job``
+        return name
+    return own.host if own else name
+
+
+def read_job(environment: Mapping[str, str]) -> tuple[Job | None, list[Finding]]:
+    """The job, or what is wrong with the variables that tell of it."""
+    try:
+        return job(environment), []
+    except PlanError as problem:
+        remedy = "Start the processes by collc launch, or unset what begins with COLLC_ there."
+        return None, [error("job", message(problem), remedy)]
 
 
 def scheduler(
@@ -101,7 +120,13 @@ def _gpus(environment: Mapping[str, str], own: Job, gpus: int) -> list[Finding]:
         return []
     chosen = environment.get("JAX_LOCAL_DEVICE_IDS")
     if chosen:
-        return [note(check, f"JAX_LOCAL_DEVICE_IDS={chosen} of {gpus} GPUs, {here} processes here")]
+        return [
+            note(
+                check,
+                f"JAX_LOCAL_DEVICE_IDS={chosen} of {gpus} GPUs, {here} processes here",
+                "Unset JAX_LOCAL_DEVICE_IDS if that is not on purpose.",
+            )
+        ]
     each = ",".join(map(str, range(gpus)))
     told = f"under {own.by} jax gives each process one GPU, that of its local number"
     if gpus == 1 and local > 0:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from collc.machine import units
 from collc.runtime.doctor.finding import Finding, note, ok, warning
 
 CHECK = "links"
@@ -56,18 +57,18 @@ def judge(seconds: Mapping[Link, float], size: int, kind: str = "host") -> list[
     """
     ends = list(dict.fromkeys(end for link in seconds for end in link))
     if not seconds:
-        return [note(CHECK, f"a single {kind} has none to measure")]
+        remedy = "Start it on several hosts (collc launch, srun, mpirun) to have theirs measured."
+        return [note(CHECK, f"a single {kind} has none to measure", remedy)]
     if len(ends) < 3:
         each = ", ".join(f"{a} -> {b} {shown(taken, size)}" for (a, b), taken in seconds.items())
-        return [
-            note(CHECK, f"{each}. Two {kind}s have no peers that would tell whether that is slow")
-        ]
+        what = f"{each}. Two {kind}s have no peers that would tell whether that is slow"
+        return [note(CHECK, what, "Compare it with what the network is for, or start a third.")]
     slow = suspects(seconds)
     if not slow:
         a, b = max(seconds, key=lambda link: seconds[link])
         what = (
             f"{len(seconds)} links of {len(ends)} {kind}s alike: {shown(usual(seconds), size)}, the "
-            f"slowest, {a} -> {b}, {milliseconds(seconds[a, b])}"
+            f"slowest, {a} -> {b}, {units.seconds(seconds[a, b])}"
         )
         return [ok(CHECK, what)]
     found, rest = [], list(slow)
@@ -98,20 +99,13 @@ def judge(seconds: Mapping[Link, float], size: int, kind: str = "host") -> list[
     return found
 
 
-def shown(seconds: float, size: int) -> str:
+def shown(taken: float, size: int) -> str:
     """A time with its rate.
 
     >>> shown(0.0084, 1 << 20)
     '8.4 ms for 1 MiB (125 MB/s)'
     """
-    speed = size / seconds
-    rate = f"{speed / 1e9:.3g} GB/s" if speed >= 1e9 else f"{speed / 1e6:.3g} MB/s"
-    return f"{milliseconds(seconds)} for {size >> 20} MiB ({rate})"
-
-
-def milliseconds(seconds: float) -> str:
-    """Three digits, without an exponent below ten seconds."""
-    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+    return f"{units.seconds(taken)} for {units.size(size)} ({units.bandwidth(size / taken)})"
 
 
 def _slow(
@@ -120,6 +114,6 @@ def _slow(
     least = usual(seconds)
     text = (
         f"{what} takes {shown(taken, size)}, {taken / least:.1f} times what the others take "
-        f"({milliseconds(least)})"
+        f"({units.seconds(least)})"
     )
     return warning(CHECK, text, remedy)

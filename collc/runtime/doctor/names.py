@@ -5,6 +5,7 @@ import ipaddress
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from statistics import median_low
 
 from collc.runtime.doctor.finding import Finding, error, listed, note, ok, warning
 from collc.runtime.doctor.host import Host
@@ -36,7 +37,7 @@ def own_name(name: str, found: Sequence[str], across: bool, leads: bool = False)
     if not found:
         what = f"{name} does not resolve to an address"
         return [error(check, what, remedy) if across else note(check, what, remedy)]
-    shown = f"{name} resolves to {listed(list(found))}"
+    shown = f"{name} resolves to {listed(found)}"
     back = [address for address in found if ipaddress.ip_address(address).is_loopback]
     if back and leads:
         what = f"{shown}, and the coordinator listens there: other hosts do not reach it"
@@ -70,7 +71,8 @@ def clock(host: Host, kernel: bool | None, several: bool) -> list[Finding]:
     if kernel or host.path(SYNCHRONIZED).exists():
         return [ok(check, "kept by NTP")]
     if kernel is None:
-        return [note(check, "the system does not say whether its clock is kept")]
+        what = "the system does not say whether its clock is kept, so it was not checked"
+        return [note(check, what, "Ask its NTP: chronyc tracking, or timedatectl.")]
     remedy = "systemctl enable --now chrony (or systemd-timesyncd); in a container, on its host."
     what = "nothing keeps this host's clock (NTP): it runs away from those of others"
     return [warning(check, what, remedy) if several else note(check, what, remedy)]
@@ -81,11 +83,17 @@ def apart(times: Mapping[str, float], limit_s: float = APART_S) -> list[Finding]
     check = "clocks"
     if len(times) < 2:
         return []
-    middle = sorted(times.values())[(len(times) - 1) // 2]
-    off = {host: at - middle for host, at in times.items()}
-    far = [f"{host} by {delta:+.1f} s" for host, delta in off.items() if abs(delta) > limit_s]
     spread = max(times.values()) - min(times.values())
-    if far:
-        remedy = "Start chrony on these hosts: chronyc makestep, chronyc tracking."
-        return [warning(check, f"clocks differ from the others: {listed(far)}", remedy)]
-    return [ok(check, f"within {max(spread, 0.001):.3f} s of each other on {len(times)} hosts")]
+    if spread <= limit_s:
+        return [ok(check, f"within {max(spread, 0.001):.3f} s of each other on {len(times)} hosts")]
+    middle = median_low(times.values())
+    off = {host: at - middle for host, at in times.items()}
+    far = [f"{host} by {delta:+.1f} s" for host, delta in off.items() if abs(delta) > limit_s / 2]
+    few = len(far) <= (len(times) - 1) // 2  # more agree than differ, so those are to blame
+    who = (
+        f"differ from the others: {listed(far)}"
+        if few
+        else f"are {spread:.1f} s apart: {listed(tuple(times))}"
+    )
+    remedy = "Start chrony on these hosts: chronyc makestep, chronyc tracking."
+    return [warning(check, f"clocks {who}", remedy)]

@@ -1,6 +1,7 @@
 """NCCL's variables: unknown names, workarounds left over, interfaces that are not there."""
 
 import difflib
+import os
 from collections.abc import Sequence
 
 from collc.runtime.doctor.finding import Finding, error, listed, note, ok, warning
@@ -59,7 +60,10 @@ def variables(host: Host) -> dict[str, str]:
     """NCCL's variables, as it takes them: its files first, then the environment over them."""
     environment = host.environment
     home = environment.get("HOME", "")
-    files = ["/etc/nccl.conf", environment.get("NCCL_CONF_FILE") or f"{home}/.nccl.conf"]
+    files = [
+        "/etc/nccl.conf",
+        os.path.abspath(environment.get("NCCL_CONF_FILE") or f"{home}/.nccl.conf"),
+    ]
     found: dict[str, str] = {}
     for name in files:
         for line in (host.text(name) or "").splitlines():

@@ -1,12 +1,14 @@
 """TCP and the network interfaces: what they have lost, and how fast they are."""
 
+import re
+
+from collc.runtime.doctor.counters import Counts, counted
 from collc.runtime.doctor.finding import Finding, listed, note, ok, warning
 from collc.runtime.doctor.host import Host
 from collc.runtime.doctor.nccl import selected, variables
-from collc.runtime.doctor.rdma import Counts, counted
 
-NET = "/sys/class/net"
-RETRANSMITTED, DROPPED = 0.01, 0.001  # shares from which on it is worth a warning
+CHECK, TCP, NET = "interfaces", "TCP", "/sys/class/net"
+RETRANSMITTED, DROPPED, OVERFLOWS = 0.01, 0.001, 0.001  # shares from which on it is worth a warning
 ENOUGH = 10_000  # segments or packets below which a share says nothing
 
 CABLE = "See its cable, transceiver and switch port: ethtool -S INTERFACE names what was lost."
@@ -28,10 +30,10 @@ def tcp(host: Host) -> list[Finding]:
     sent = segments(host)
     found = [] if sent is None else retransmitted(*sent, "since boot")
     overflows = _table(host, "/proc/net/netstat", "TcpExt:").get("ListenOverflows", 0)
-    if overflows:
+    if overflows > OVERFLOWS * _table(host, "/proc/net/snmp", "Tcp:").get("PassiveOpens", 0):
         what = f"{overflows} connections found a listener's queue full since boot (ListenOverflows)"
         remedy = "sysctl -w net.core.somaxconn=4096: many processes reach the coordinator at once."
-        found.append(warning("TCP", what, remedy))
+        found.append(warning(TCP, what, remedy))
     return found
 
 
@@ -43,8 +45,8 @@ def retransmitted(sent: int, again: int, when: str) -> list[Finding]:
         remedy = (
             "Look for lost packets: ethtool -S, the switch's drops, ping -s 8972 -M do for the MTU."
         )
-        return [warning("TCP", what, remedy)]
-    return [ok("TCP", what)]
+        return [warning(TCP, what, remedy)]
+    return [ok(TCP, what)]
 
 
 def counts(host: Host) -> Counts:
@@ -58,8 +60,8 @@ def counts(host: Host) -> Counts:
 
 def interfaces(host: Host) -> list[Finding]:
     """Errors, drops, state and speed of the interfaces, but for loopback."""
-    check, names = "interfaces", _interfaces(host)
-    found = counted(check, counts(host), ERRORS, "since it came up")
+    check, names, errors = CHECK, _interfaces(host), counts(host)
+    found = counted(check, errors, ERRORS, "since it came up")
     for name in names:
         found += _drops(host, name)
     filters = variables(host).get("NCCL_SOCKET_IFNAME")
@@ -77,8 +79,11 @@ def interfaces(host: Host) -> list[Finding]:
                 warning(check, what, f"ethtool -s {name} autoneg on; see its switch port.")
             )
     found += _speeds(host, check, chosen, names)
-    if names and not found:
-        found.append(ok(check, f"{listed(names)}: no errors counted"))
+    read = [name for name, own in errors.items() if own]
+    if read and not found:
+        bare = [name for name in names if name not in read]
+        rest = f"; no counters at {listed(bare)}" if bare else ""
+        found.append(ok(check, f"{listed(read)}: no errors counted{rest}"))
     return found
 
 
@@ -93,7 +98,7 @@ def _drops(host: Host, name: str) -> list[Finding]:
         if packets >= ENOUGH and dropped > DROPPED * packets:
             what = f"{name} has dropped {dropped:,} of {packets:,} packets ({way})"
             remedy = f"ethtool -G {name} {way} 4096 for larger rings; see who sends too fast."
-            found.append(warning("interfaces", what, remedy))
+            found.append(warning(CHECK, what, remedy))
     return found
 
 
@@ -121,5 +126,7 @@ def _table(host: Host, file: str, name: str) -> dict[str, int]:
     if len(rows) != 2 or len(rows[0]) != len(rows[1]):
         return {}
     return {
-        field: int(value) for field, value in zip(*rows, strict=True) if value.lstrip("-").isdigit()
+        field: int(value)
+        for field, value in zip(*rows, strict=True)
+        if re.fullmatch(r"[0-9]{1,20}", value)
     }

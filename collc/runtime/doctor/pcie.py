@@ -2,9 +2,9 @@
 
 import re
 
-from collc.runtime.doctor.finding import Finding, listed, note, ok, warning
+from collc.runtime.doctor.counters import Counts, counted
+from collc.runtime.doctor.finding import Finding, Level, listed, note, ok, warning
 from collc.runtime.doctor.host import Host
-from collc.runtime.doctor.rdma import Counts, counted
 
 CHECK, ROOT = "PCIe", "/sys/bus/pci/devices"
 NVIDIA = 0x10DE
@@ -39,7 +39,7 @@ def counts(host: Host) -> Counts:
     found = {}
     for folder, name in cards(host).items():
         text = "\n".join(host.text(f"{folder}/{file}") or "" for file in FILES)
-        totals = re.findall(r"^(TOTAL_ERR_\w+) (\d+)$", text, re.M)
+        totals = re.findall(r"^(TOTAL_ERR_\w+) ([0-9]{1,20})$", text, re.M)
         found[name] = {total: int(n) for total, n in totals if total in ERRORS}
     return found
 
@@ -51,13 +51,18 @@ def pcie(host: Host) -> list[Finding]:
     for place, own in errors.items():
         fatal = {k: n for k, n in own.items() if k == "TOTAL_ERR_FATAL"}
         rest = {k: n for k, n in own.items() if k != "TOTAL_ERR_FATAL"}
-        found += counted(CHECK, {place: fatal}, ERRORS, "since boot", worse=True)
+        found += counted(CHECK, {place: fatal}, ERRORS, "since boot", Level.ERROR)
         found += counted(CHECK, {place: rest}, ERRORS, "since boot")
-    if errors and not found:
-        bare = [place for place, own in errors.items() if not own]
+    bare = [place for place, own in errors.items() if not own]
+    read = len(bare) < len(errors) or any(_says_width(host, folder) for folder in cards(host))
+    if read and not found:
         rest = f"; no error counters at {listed(bare)}" if bare else ", no errors counted"
         found.append(ok(CHECK, f"GPUs and network cards: {len(errors)}{rest}"))
     return found
+
+
+def _says_width(host: Host, folder: str) -> bool:
+    return host.number(f"{folder}/current_link_width") is not None
 
 
 def _link(host: Host, folder: str, name: str) -> list[Finding]:

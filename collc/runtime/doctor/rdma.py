@@ -1,13 +1,11 @@
 """RDMA ports: their state, their rate, and what their counters say of cables and switches."""
 
-from collections.abc import Mapping
-
-from collc.runtime.doctor.finding import Finding, error, listed, ok, warning
+from collc.runtime.doctor.counters import Counts, counted
+from collc.runtime.doctor.finding import Finding, listed, note, ok, warning
 from collc.runtime.doctor.host import Host
 from collc.runtime.doctor.nccl import selected, variables
 
 CHECK, ROOT = "RDMA", "/sys/class/infiniband"
-Counts = dict[str, dict[str, int]]  # by place, as "mlx5_0 port 1", then by the counter's name
 
 CABLE = "Reseat or change the cable and transceiver of that port; see the switch's side of it too."
 LOST = "See the switch for lost packets; on RoCE, that PFC or ECN is on, and the MTU equal, everywhere."
@@ -64,33 +62,12 @@ def rdma(host: Host) -> list[Finding]:
     return found
 
 
-def counted(
-    check: str, errors: Counts, remedies: Mapping[str, str], since: str, worse: bool = False
-) -> list[Finding]:
-    """A finding for each place and remedy that has counters above 0."""
-    found = []
-    for place, own in errors.items():
-        causes: dict[str, list[str]] = {}
-        for name, n in own.items():
-            if n > 0:
-                causes.setdefault(remedies[name], []).append(f"{name} {n}")
-        for remedy, names in causes.items():
-            what = f"{place}: {listed(names)} {since}"
-            found.append(error(check, what, remedy) if worse else warning(check, what, remedy))
-    return found
-
-
-def grown(before: Counts, after: Counts) -> Counts:
-    """By how much each counter has grown; one that was not there before has not."""
-    return {
-        place: {name: n - before.get(place, {}).get(name, n) for name, n in own.items()}
-        for place, own in after.items()
-    }
-
-
 def _state(host: Host, place: str, folder: str) -> list[Finding]:
     state = host.text(f"{folder}/state")
-    if state is None or state.endswith("ACTIVE"):
+    if not state:
+        remedy = "Look with ibstat; in a container, mount /sys of the host."
+        return [note(CHECK, f"{place} does not say its state, so it was not checked", remedy)]
+    if state.endswith("ACTIVE"):
         return []
     physical = host.text(f"{folder}/phys_state") or "not said"
     what = f"{place} is in state {state} (physical: {physical})"

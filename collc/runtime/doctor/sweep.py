@@ -3,8 +3,10 @@
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from statistics import median
+from threading import Thread
 from typing import Any
 
 import jax
@@ -13,12 +15,22 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from collc.planning.agree import meet
-from collc.runtime.doctor.finding import Finding
-from collc.runtime.doctor.links import Link, judge, rounds, suspects, usual
+from collc.runtime.doctor.finding import Finding, error, listed, message
+from collc.runtime.doctor.links import CHECK, Link, judge, rounds, suspects, usual
 
 SMALLEST, TIMES, LARGEST = 1 << 20, 8, {"cpu": 8 << 20}  # bytes
 QUICK_S = 2e-3  # a link that takes less is measured with more bytes: latency says little of it
 TURNS = 5
+MARGIN_S = 15.0  # by which processes may be apart when the time is over
+BROKEN = (
+    "The processes named, or a link between their hosts, do not answer: see their logs, ping and "
+    "ss -t there, and firewalls; if they only took long, give --timeout more seconds."
+)
+left_behind: list[Thread] = []  # threads that still wait for a link
+
+
+class Broken(Exception):
+    """Links that could not be measured."""
 
 
 @dataclass(frozen=True)
@@ -43,29 +55,72 @@ def ends(devices: Sequence[Any], hosts: Mapping[int, str]) -> Ends:
 def sweep(between: Ends, timeout_s: float) -> list[Finding]:
     """Measures all links and judges them. All processes of the job have to call it.
 
-    A link is slow only if it was so twice.
+    A link is slow only if it was so twice. Links that fail, or take more than ``timeout_s`` seconds
+    altogether, are one finding.
     """
     largest = LARGEST.get(between.devices[0].platform, 64 << 20)
-    size, seconds = SMALLEST, measured(between, SMALLEST, timeout_s)
-    while seconds and usual(seconds) < QUICK_S and size < largest:
-        size *= TIMES
-        seconds = measured(between, size, timeout_s)
-    if suspects(seconds):
-        again = measured(between, size, timeout_s)
-        seconds = {link: min(taken, again[link]) for link, taken in seconds.items()}
+    end = time.monotonic() + timeout_s
+    try:
+        size, seconds = SMALLEST, measured(between, SMALLEST, end)
+        while seconds and usual(seconds) < QUICK_S and size < largest:
+            size *= TIMES
+            seconds = measured(between, size, end)
+        if suspects(seconds):
+            again = measured(between, size, end)
+            seconds = {link: min(taken, again[link]) for link, taken in seconds.items()}
+    except Broken as broken:
+        return [error(CHECK, f"not measured: {broken}", BROKEN)]
     return judge(seconds, size, between.kind)
 
 
-def measured(between: Ends, size: int, timeout_s: float) -> dict[Link, float]:
-    """Seconds of each link for ``size`` bytes, on every process: as its receiver has seen it."""
-    mine = {}
+def measured(between: Ends, size: int, end: float) -> dict[Link, float]:
+    """Seconds of each link for ``size`` bytes, on every process: as its receiver has seen it.
+
+    Until ``end`` of the monotonic clock. Raises Broken, on every process, where one has failed.
+    """
+    mine, broken = {}, ""
     if any(device.process_index == jax.process_index() for device in between.devices):
-        mine = _mine(between, size)
-    said = meet(
-        "measure links", json.dumps([[*link, taken] for link, taken in mine.items()]), timeout_s
-    )
-    rows = [row for _, text in sorted(said.items()) for row in json.loads(text)]
-    return {(a, b): taken for a, b, taken in rows}
+        try:
+            mine = in_time(lambda: _mine(between, size), end - time.monotonic())
+        except Broken as late:
+            broken = str(late)
+        except Exception as problem:  # of jax or gloo; the others wait to hear of it
+            broken = message(problem)
+    own = {"links": [[*link, taken] for link, taken in mine.items()], "broken": broken}
+    left = max(end - time.monotonic(), 0.0) + MARGIN_S
+    said = {p: json.loads(text) for p, text in meet("measure links", json.dumps(own), left).items()}
+    worst = [
+        f"process {process}: {other['broken']}"
+        for process, other in sorted(said.items())
+        if other["broken"]
+    ]
+    if worst:
+        raise Broken(listed(worst, most=2))
+    return {(a, b): taken for other in said.values() for a, b, taken in other["links"]}
+
+
+def in_time(work: Callable[[], dict[Link, float]], seconds: float) -> dict[Link, float]:
+    """The result of ``work``; raises what it raises, TimeoutError where it takes longer.
+
+    A collective cannot be broken off: its thread, in ``left_behind``, stays where it hangs.
+    """
+    done: Future[dict[Link, float]] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as problem:
+            done.set_exception(problem)
+
+    thread = Thread(target=run, name="links of collc doctor", daemon=True)
+    thread.start()
+    try:
+        return done.result(max(seconds, 0.0))
+    except TimeoutError:
+        if done.done():
+            raise
+        left_behind.append(thread)
+        raise Broken("not done in the time of --timeout") from None
 
 
 def _mine(between: Ends, size: int) -> dict[Link, float]:

@@ -2,71 +2,121 @@
 
 import json
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import jax
 
-from collc.errors import CollcError
 from collc.planning.agree import distributed, meet
+from collc.runtime.doctor import network, pcie, rdma
 from collc.runtime.doctor.devices import Placed, order
-from collc.runtime.doctor.examine import counters, grown
-from collc.runtime.doctor.finding import Finding, Level, error, note
+from collc.runtime.doctor.finding import Finding, Level, Said, error, message, note
+from collc.runtime.doctor.growth import counters, grown
 from collc.runtime.doctor.host import Host
 from collc.runtime.doctor.names import apart
-from collc.runtime.doctor.network import segments
 from collc.runtime.doctor.sweep import ends, sweep
 from collc.runtime.hosts import named
 from collc.runtime.init import init
+from collc.runtime.place import place
 
 JOB = "all hosts"
-Said = tuple[str, Finding]  # the host, and what was found there
+COUNTED = (rdma.CHECK, network.CHECK, network.TCP, pcie.CHECK)
+LOOK = (
+    "Look at the logs of the other processes; if they only took long, give --timeout more seconds."
+)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What was found. ``prints``: whether it is this process that has to say it."""
+
+    found: tuple[Said, ...]
+    prints: bool
+
+
+@dataclass
+class Job:
+    """What is known of the job so far: a failure on the way loses nothing of it."""
+
+    hosts: dict[int, str]
+    found: list[Said]
+    whole: list[Finding]
+
+    def fails(self, problem: Exception, remedy: str = LOOK) -> None:
+        self.whole.append(error("job", message(problem), remedy))
 
 
 def ask(
     host: Host, name: str, own: list[Finding], several: bool, links: bool, timeout_s: float
-) -> list[Said]:
-    """What was found on all hosts of the job, on every process. All of them have to call it.
+) -> Asked:
+    """What was found on all hosts of the job. All of its processes have to call it.
 
-    ``several``: this is one of several processes. Raises PlanError where one does not come.
+    ``several``: this is one of several processes. What fails on the way, here or at another process,
+    is a finding too, and all that was found before it is kept.
     """
-    whole: list[Finding] = []
-    started = True
-    if several:
+    so_far = Job({0: name}, [(name, finding) for finding in own], [])
+    starts = not several or _start(so_far, timeout_s)
+    prints = True
+    if not several or distributed():
         try:
-            init(timeout_s=timeout_s)
-        except CollcError as e:
-            said = " ".join(str(e).split())
-            if not distributed():
-                whole = [error("job", said, "See the log of process 0, and its address.")]
-                return [(name, finding) for finding in [*own, *whole]]
-            remedy = "Do as it says, then run collc doctor again."
-            whole.append(error("job", said, remedy))
-            started = False  # on every process: unlike programs would wait for each other for ever
-    machine = host.text("/proc/sys/kernel/random/boot_id") or name
-    names = meet("say its host", json.dumps([name, machine]), timeout_s)
-    hosts = named({process: tuple(json.loads(text)) for process, text in names.items()})
+            _names(so_far, host, name, timeout_s)
+            so_far.found = _all_of(so_far.hosts, own, timeout_s)  # before what may fail
+            prints = jax.process_index() == 0
+            if starts:
+                _measure(so_far, host, links, timeout_s)
+        except Exception as problem:  # of jax, gloo or another process: whatever it is, say it
+            so_far.fails(problem)
+    together = JOB if len(set(so_far.hosts.values())) > 1 else so_far.hosts[0]
+    found = [*so_far.found, *((together, finding) for finding in so_far.whole)]
+    return Asked(tuple(dict.fromkeys(found)), prints)
+
+
+def _start(so_far: Job, timeout_s: float) -> bool:
+    """Whether the job starts: where not, unlike programs would wait for each other for ever."""
+    try:
+        init(timeout_s=timeout_s)
+    except Exception as problem:
+        met = distributed()
+        remedy = "Do as it says, then run collc doctor again."
+        so_far.fails(problem, remedy if met else "See the log of process 0, and its address.")
+        return False
+    return True
+
+
+def _names(so_far: Job, host: Host, name: str, timeout_s: float) -> None:
+    """Which process is on which host, as ``collc.init`` has it, and whether their clocks agree."""
+    boot = host.text("/proc/sys/kernel/random/boot_id") or ""
+    boot = "" if place(host.environment) else boot  # hosts of collc launch are of one machine
+    said = meet("say its host", json.dumps([name, boot]), timeout_s)
+    so_far.hosts = named({process: tuple(json.loads(text)) for process, text in said.items()})
     times = meet("read its clock", repr(time.time()), timeout_s)
-    whole += apart({hosts[p]: float(at) for p, at in times.items()})
-    if started:
-        devices: list[Any] = jax.devices()
-        slices = [getattr(d, "slice_index", None) or 0 for d in devices]
-        placed = [Placed(hosts[d.process_index], s) for d, s in zip(devices, slices, strict=True)]
-        whole += order(placed, devices[0].platform)
-        if links:
-            before, sent = counters(host), segments(host)
-            whole += sweep(ends(devices, hosts), timeout_s)
-            own = [*own, *grown(host, before, sent)]
-        else:
-            whole.append(note("links", "not measured: --no-links"))
-    everyone = meet("say its findings", json.dumps([asdict(finding) for finding in own]), timeout_s)
-    found = [
-        (hosts[p], read(row)) for p, text in sorted(everyone.items()) for row in json.loads(text)
+    so_far.whole += apart({so_far.hosts[p]: float(at) for p, at in times.items()})
+
+
+def _measure(so_far: Job, host: Host, links: bool, timeout_s: float) -> None:
+    """The order of devices, the links, and the errors that were counted while those were busy."""
+    devices: list[Any] = jax.devices()
+    slices = [getattr(d, "slice_index", None) or 0 for d in devices]
+    placed = [
+        Placed(so_far.hosts[d.process_index], s) for d, s in zip(devices, slices, strict=True)
     ]
-    together = JOB if len(set(hosts.values())) > 1 else hosts[0]
-    return list(dict.fromkeys([*found, *((together, finding) for finding in whole)]))
+    so_far.whole += order(placed, devices[0].platform)
+    if not links:
+        remedy = "Leave --no-links out to have them measured."
+        so_far.whole.append(note("links", "not measured: --no-links", remedy))
+        return
+    before, sent = counters(host), network.segments(host)
+    so_far.whole += sweep(ends(devices, so_far.hosts), timeout_s)
+    so_far.found += _all_of(so_far.hosts, grown(host, before, sent), timeout_s)
 
 
-def read(row: dict[str, str]) -> Finding:
-    """A finding from another process."""
-    return Finding(row["check"], Level(row["level"]), row["found"], row["remedy"])
+def _all_of(hosts: dict[int, str], own: list[Finding], timeout_s: float) -> list[Said]:
+    """The findings of all processes. Counters are a host's, so one process of each tells of them."""
+    first = {host: process for process, host in sorted(hosts.items(), reverse=True)}
+    said = meet("say its findings", json.dumps([asdict(finding) for finding in own]), timeout_s)
+    return [
+        (hosts[process], Finding(**row | {"level": Level(row["level"])}))
+        for process, text in sorted(said.items())
+        for row in json.loads(text)
+        if process == first[hosts[process]] or row["check"] not in COUNTED
+    ]

@@ -24,7 +24,8 @@ def python(version: tuple[int, int]) -> list[Finding]:
         ]
     if version > NEWEST_PYTHON:
         newest = ".".join(map(str, NEWEST_PYTHON))
-        return [note("python", f"Python {shown} is newer than collc was tested on ({newest})")]
+        what = f"Python {shown} is newer than collc was tested on ({newest})"
+        return [note("python", what, f"Run collc's tests, or install Python {newest}.")]
     return [ok("python", f"Python {shown}")]
 
 
@@ -97,5 +98,5 @@ def numbers(version: str) -> tuple[int, ...]:
     >>> numbers("0.12.0.1"), numbers("0.11.0.dev1"), numbers("none")
     ((0, 12, 0, 1), (0, 11, 0), ())
     """
-    found = re.match(r"\d+(?:\.\d+)*", version)
+    found = re.match(r"[0-9]{1,9}(?:\.[0-9]{1,9})*", version)
     return tuple(map(int, found[0].split("."))) if found else ()

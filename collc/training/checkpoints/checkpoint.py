@@ -38,6 +38,7 @@ from collc.training.checkpoints.manifest import (
     STATE,
     UNCHANGED,
     Checkpoint,
+    Damaged,
     damaged,
     manifest_of,
     read,
@@ -203,11 +204,11 @@ def find(folder: Path, tell: Callable[[str], object] | None = None) -> Checkpoin
 
     def newest() -> Checkpoint | None:
         found = list(steps(folder).values()) if jax.process_index() == 0 else []
-        broken: dict[Path, CheckpointError] = {}
+        broken: dict[Path, Damaged] = {}
         for path in reversed(found):
             try:
                 whole = verify(path)
-            except CheckpointError as error:
+            except Damaged as error:
                 broken[path] = error
                 if tell is not None and path != found[0]:
                     continue

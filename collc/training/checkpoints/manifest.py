@@ -68,7 +68,11 @@ def digest_of(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def damaged(path: Path, found: str) -> CheckpointError:
+class Damaged(CheckpointError):
+    """What nobody can mend by trying again: the checkpoint itself is not whole."""
+
+
+def damaged(path: Path, found: str) -> Damaged:
     """The error of a checkpoint that is not as its manifest says."""
     others = [step for step, other in steps(path.parent).items() if other != path]
     remedy = (
@@ -76,9 +80,7 @@ def damaged(path: Path, found: str) -> CheckpointError:
         if others
         else "There is no other checkpoint in that folder: start a fresh run in another one."
     )
-    return CheckpointError(
-        f"{path} is not a whole checkpoint of collc: {found}. {UNCHANGED} {remedy}"
-    )
+    return Damaged(f"{path} is not a whole checkpoint of collc: {found}. {UNCHANGED} {remedy}")
 
 
 def _record(entry: Any) -> Record:
@@ -91,12 +93,22 @@ def read(path: Path) -> tuple[Checkpoint, dict[str, tuple[int, str]]]:
     """A checkpoint as its manifest says, and the size and digest of each of its files."""
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-    except OSError as error:
+    except (FileNotFoundError, IsADirectoryError) as error:
         raise damaged(path, f"its {MANIFEST} cannot be read ({error.strerror})") from error
-    except ValueError as error:
+    except OSError as error:
+        raise CheckpointError(
+            f"{path}: its {MANIFEST} cannot be read now ({error.strerror}), which says nothing of the "
+            "checkpoint. Look at the file system and at permissions, and try again."
+        ) from error
+    except (ValueError, RecursionError) as error:
         raise damaged(path, f"its {MANIFEST} is not JSON ({error})") from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         found = manifest.get("format") if isinstance(manifest, dict) else type(manifest).__name__
+        if str(found).startswith(FORMAT.rstrip("0123456789")):
+            raise CheckpointError(
+                f"{path} was written by another version of collc: its format is {found!r}, here it is "
+                f"{FORMAT!r}. Resume with that version, or start a fresh run in another folder."
+            )
         raise damaged(path, f"its {MANIFEST} has the format {found!r}, not {FORMAT!r}")
     if manifest.pop("sha256", None) != digest_of(manifest):
         raise damaged(path, f"the content of its {MANIFEST} has changed since it was written")

@@ -1,6 +1,7 @@
 """Work of several processes that succeeds on all or fails on all."""
 
 import json
+import traceback
 from collections.abc import Callable
 from typing import TypeVar, cast
 
@@ -24,6 +25,8 @@ def together(
         result = act()
     except Exception as error:  # Orbax raises whatever its backends do
         cause, why = error, _reason(error)
+        # What Orbax still had to write hangs on these frames, and would say so when Python ends.
+        traceback.clear_frames(error.__traceback__)
     try:
         said = meet(topic, json.dumps(why), TIMEOUT_S)
     except PlanError as error:

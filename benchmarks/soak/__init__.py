@@ -1,0 +1,1 @@
+"""A training on emulated hosts that faults of a seed befall, one after the other."""
