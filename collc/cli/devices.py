@@ -9,8 +9,7 @@ from typing import Annotated
 
 import typer
 
-DEVICES = "--xla_force_host_platform_device_count"
-PATIENCE = "--xla_cpu_collective_call_terminate_timeout_seconds"
+from collc.runtime.xla_flags import virtual
 
 
 class Platform(StrEnum):
@@ -48,14 +47,10 @@ def choose_platform(platform: Platform | None) -> None:
 def devices_for(mesh: Mapping[str, int]) -> None:
     """Asks for as many virtual devices as the mesh has, where the platform is the CPU.
 
-    Unless XLA_FLAGS says how many already; its other flags are kept. The devices are threads, and
-    on a busy machine one may wait long for its turn: XLA gives up a collective after 40 s, which is
-    too soon.
+    Unless XLA_FLAGS says how many already; its other flags are kept. Raises LaunchError where it
+    names a file that cannot be read.
     """
     if os.environ.get("JAX_PLATFORMS", "").split(",")[0] != "cpu":
         return
     flags = os.environ.get("XLA_FLAGS", "")
-    for flag, value in ((PATIENCE, 300), (DEVICES, math.prod(mesh.values()))):
-        if flag not in flags:
-            flags = f"{flags} {flag}={value}"
-    os.environ["XLA_FLAGS"] = flags.strip()
+    os.environ["XLA_FLAGS"] = virtual(flags, math.prod(mesh.values()), keep=True)

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from collc.cli.common import Debug, guarded
-from collc.runtime.launch.job import Host, Job
+from collc.runtime.launch.job import MOST, Host, Job
 from collc.runtime.launch.logs import Logs
 
 # For the command's registration: what follows the program's name is the program's.
@@ -23,7 +23,7 @@ def launch(
         ),
     ] = None,
     hosts: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Processes, named h0, h1, ...")
+        int, typer.Option(min=1, max=MOST, metavar="N", help="Processes, named h0, h1, ...")
     ] = 2,
     devices_per_host: Annotated[
         int, typer.Option(min=1, metavar="N", help="Virtual CPU devices of each.")

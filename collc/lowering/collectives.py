@@ -273,7 +273,9 @@ def _whole(
     slots = use.slots.slots * use.slots.grain
     if use.native:
         # As they are, but flat where a first dimension of 3 layers would be padded to 4.
-        even = [v if v.ndim and (auto or v.shape[0] % slots == 0) else v.reshape(-1) for v in values]
+        even = [
+            v if v.ndim and (auto or v.shape[0] % slots == 0) else v.reshape(-1) for v in values
+        ]
         done = use.run(even, shards)
         return [y.reshape(v.shape) for v, y in zip(values, done, strict=True)]
     if not auto:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from jax.sharding import AxisType
 
 from collc.errors import MeshError
 from collc.language.algebra import is_axis
@@ -76,6 +77,37 @@ def grid(
     flat = np.empty(len(devices), dtype=object)
     flat[:] = [device for own in each.values() for device in own]
     return flat.reshape(sizes), tuple(axes)
+
+
+def kinds(given: Any, count: int) -> tuple[AxisType, ...]:
+    """A type for each axis: all Auto, all the one that is given, or those. Raises MeshError."""
+    if given is None or isinstance(given, AxisType):
+        return (given or AxisType.Auto,) * count
+    found = tuple(given) if isinstance(given, Sequence) else (given,)
+    if len(found) != count or not all(isinstance(kind, AxisType) for kind in found):
+        raise MeshError(
+            f"axis_types has to be one jax.sharding.AxisType, or one for each of {count} axes, not "
+            f"{found!r}."
+        )
+    return found
+
+
+def shape(axes: Any, axis_types: Any) -> dict[str, str]:
+    """What processes that are to make one mesh have to ask for alike, in words.
+
+    >>> shape({"data": 4, "model": np.int64(2)}, None)
+    {'axes': 'data=4,model=2', 'axis_types': 'Auto'}
+    >>> shape(None, [AxisType.Auto, AxisType.Explicit])
+    {'axes': 'host and gpu', 'axis_types': 'Auto,Explicit'}
+    """
+    asked = "host and gpu" if axes is None else repr(axes)
+    if isinstance(axes, Mapping):
+        asked = ",".join(f"{axis}={size}" for axis, size in axes.items())
+    each = axis_types if isinstance(axis_types, Sequence) else [axis_types or AxisType.Auto]
+    words = [getattr(kind, "name", repr(kind)) for kind in each]
+    if len(set(words)) == 1:  # as if it were given once
+        words = words[:1]
+    return {"axes": asked, "axis_types": ",".join(words)}
 
 
 def _even(each: Mapping[str, list[Any]]) -> int:

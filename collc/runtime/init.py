@@ -9,7 +9,6 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from threading import Timer
@@ -18,14 +17,17 @@ from typing import Any
 import jax
 from jax.sharding import AxisType, Mesh
 
-from collc.errors import MeshError, PlanError
+from collc.errors import PlanError
 from collc.planning.agree import compare, meet
 from collc.runtime import addresses
-from collc.runtime.hosts import grid, named
+from collc.runtime.hosts import grid, kinds, named, shape
 from collc.runtime.place import Place, place
+from collc.runtime.watchdog import ending
+from collc.runtime.xla_flags import read
 
 # How long to wait for the other processes: JAX's own default, since the hosts of a cluster start apart.
 START_S = 300.0
+LONGEST_S = 1e6  # what JAX is told in ms fits
 
 # What differs between processes for good reasons: where a process writes, and which one it is.
 OWN = ("--xla_dump", "--xla_gpu_dump", "--xla_gpu_per_fusion_autotune_cache_dir")
@@ -70,11 +72,15 @@ def init(
     the interface that reaches it: all at loopback if that is loopback. ``coordinator_bind_address``
     says otherwise.
 
-    Raises PlanError where the coordinator does not answer, and, on every process, where one has
-    other versions of collc, jax or Python, other XLA flags or other settings; it names the odd one
-    out. Plans that are made later are compared likewise. Where others do not come at all, JAX aborts
-    the process, and names some. Raises MeshError for hosts with different numbers of devices, and for
-    axes that the devices do not fill.
+    A process of several that ends by an exception, from here on, does not wait for the others as JAX
+    does at exit: it prints the exception, runs the exit handlers that were registered after this
+    call, and leaves with code 1, process 0 after 2 s.
+
+    Raises PlanError where jax was used before or the coordinator does not answer, and, on every
+    process, where one has other versions of collc, jax or Python, other XLA flags, settings or axes;
+    it names the odd one out. Plans that are made later are compared likewise. Where others do not
+    come at all, JAX aborts the process, and names some. Raises MeshError for hosts with different
+    numbers of devices, and for axes that the devices do not fill.
     """
     if jax.distributed.is_initialized():
         raise PlanError("collc.init was called before in this process. Call it once, at the start.")
@@ -82,6 +88,7 @@ def init(
         raise PlanError(
             "give timeout_s instead of initialization_timeout: it is for all that waits."
         )
+    timeout_s = _checked(timeout_s)
     own = place()
     if not _alone(own, coordinator_address, num_processes, process_id):
         if own is not None:
@@ -91,8 +98,9 @@ def init(
             # Also inside an allocation of Slurm, which would leave each process one GPU.
             options = {"cluster_detection_method": "deactivate", **options}
         found = _detected(coordinator_address, num_processes, process_id, timeout_s, options)
+        mine = {**facts(), **shape(axes, axis_types)}  # raises before others wait for this process
         _start(*found, timeout_s, options)
-        compare("versions and flags", facts(), timeout_s)
+        compare("versions, flags and axes", mine, timeout_s)
     elif options:
         raise PlanError(
             f"a job of one process starts no runtime, so {', '.join(options)} would have no effect. "
@@ -101,16 +109,16 @@ def init(
     said = meet("its host", json.dumps(_whereabouts(own)), timeout_s)
     hosts = named({process: tuple(json.loads(text)) for process, text in said.items()})
     devices, names = grid(jax.devices(), hosts, axes)
-    return Mesh(devices, names, axis_types=_axis_types(axis_types, len(names)))
+    return Mesh(devices, names, axis_types=kinds(axis_types, len(names)))
 
 
 def facts() -> dict[str, str]:
     """What has to be the same in all processes."""
     found = {name: _version(name) for name in ("collc", "jax", "jaxlib", "flax")}
     found["python"] = ".".join(platform.python_version_tuple()[:2])
-    for variable in ("XLA_FLAGS", "LIBTPU_INIT_ARGS"):
-        flags = sorted(f for f in os.environ.get(variable, "").split() if not f.startswith(OWN))
-        found[variable] = " ".join(flags)
+    for variable, words in (("XLA_FLAGS", read), ("LIBTPU_INIT_ARGS", str.split)):
+        flags = words(os.environ.get(variable, ""))
+        found[variable] = " ".join(sorted(flag for flag in flags if not flag.startswith(OWN)))
     for variable in sorted(os.environ):
         if variable.startswith("JAX_") and variable not in OWN_VARIABLES:
             found[variable] = os.environ[variable]
@@ -138,9 +146,11 @@ def _detected(
     method = options.get("cluster_detection_method")
     if None in (coordinator, processes, process) and method != "deactivate":
         # What jax.distributed.initialize does itself; but here the address is needed before.
-        from jax._src.clusters import ClusterEnv
+        with _inside_jax("find what a scheduler says"):
+            from jax._src.clusters import ClusterEnv
 
-        coordinator, processes, process, _ = ClusterEnv.auto_detect_unset_distributed_params(
+            detect = ClusterEnv.auto_detect_unset_distributed_params
+        coordinator, processes, process, _ = detect(
             coordinator, processes, process, None, method, _seconds(timeout_s)
         )
     found = {
@@ -169,6 +179,11 @@ def _start(
     coordinator: str, processes: int, process: int, timeout_s: float, options: dict[str, Any]
 ) -> None:
     """Starts JAX's runtime, which listens at one address."""
+    if _used():
+        raise PlanError(
+            "jax was used before collc.init: it has asked for its devices, and would never see those of "
+            "other processes. Call collc.init before jax.devices(), arrays and anything else of jax."
+        )
     given = options.get("coordinator_bind_address", os.environ.get("JAX_COORDINATOR_BIND_ADDRESS"))
     if process == 0:
         if given is None:
@@ -180,8 +195,6 @@ def _start(
     else:
         # First by a plain socket: JAX's client ends the process where it cannot connect.
         here = addresses.reach(coordinator, timeout_s, lambda line: _tell(process, line))
-    if getattr(jax.config, "jax_platforms", None) == "cpu":
-        jax.config.update("jax_cpu_collectives_implementation", "gloo")
     with _roll_call(process, timeout_s):
         jax.distributed.initialize(
             coordinator_address=coordinator,
@@ -190,18 +203,37 @@ def _start(
             initialization_timeout=_seconds(timeout_s) + 10,  # the service speaks first
             **options,
         )
+    # Right after it, so that at exit this runs just before what jax does.
+    ending.leave_where_failed(jax.distributed.is_initialized, ending.AFTER_S * (process == 0))
     _listen_at(here)
+
+
+def _used() -> bool:
+    from jax._src import xla_bridge
+
+    # Where it is called otherwise, jax itself refuses, only later and in its own words.
+    return getattr(xla_bridge, "backends_are_initialized", bool)()
 
 
 @contextmanager
 def _roll_call(process: int, timeout_s: float) -> Iterator[None]:
     """Has JAX's service, which ends all processes where some do not come, name those.
 
-    Without a time of its own it waits for longer than its clients do, which know no names.
+    Without a time of its own it waits for longer than its clients do, which know no names. A jax that
+    starts its service in another way is left to it: only the names are then missing.
     """
-    from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
+    from jax._src import lib
 
-    usual = _jax.get_distributed_runtime_service
+    inner = getattr(lib, "_jax", None)
+    usual = getattr(inner, "get_distributed_runtime_service", None)
+
+    def service(*given: Any, **options: Any) -> Any:
+        assert usual is not None
+        try:
+            return usual(*given, cluster_register_timeout=_seconds(timeout_s), **options)
+        except TypeError:  # it has no such argument
+            return usual(*given, **options)
+
     line = (
         f"waiting for the other processes for {addresses.PATIENCE_S:g} s; after {timeout_s:g} s JAX "
         "ends all, and names some that have not come: its task names are numbers of processes"
@@ -209,13 +241,13 @@ def _roll_call(process: int, timeout_s: float) -> Iterator[None]:
     notice = Timer(addresses.PATIENCE_S, _tell, (process, line))
     notice.daemon = True
     notice.start()
-    _jax.get_distributed_runtime_service = partial(
-        usual, cluster_register_timeout=_seconds(timeout_s)
-    )
+    if inner is not None and usual is not None:
+        inner.get_distributed_runtime_service = service
     try:
         yield
     finally:
-        _jax.get_distributed_runtime_service = usual
+        if inner is not None and usual is not None:
+            inner.get_distributed_runtime_service = usual
         notice.cancel()
 
 
@@ -223,20 +255,32 @@ def _listen_at(address: str) -> None:
     """Has gloo listen at this address, not at what the host's name happens to resolve to."""
     if getattr(jax.config, "jax_cpu_collectives_implementation", None) != "gloo":
         return
-    from jax._src import distributed, xla_bridge
-    from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
+    with _inside_jax("have gloo listen at one address"):
+        from jax._src import distributed, xla_bridge
+        from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
+
+        state, made = distributed.global_state, xla_bridge.make_cpu_client
+        gloo, register = _jax.make_gloo_tcp_collectives, xla_bridge.register_backend_factory
 
     def client() -> Any:
-        if distributed.global_state.client is None:  # after jax.distributed.shutdown
-            return xla_bridge.make_cpu_client()
-        return xla_bridge.make_cpu_client(
-            _jax.make_gloo_tcp_collectives(
-                distributed_client=distributed.global_state.client, hostname=address
-            )
-        )
+        if state.client is None:  # after jax.distributed.shutdown
+            return made()
+        return made(gloo(distributed_client=state.client, hostname=address))
 
     # As jax registers its own; before the first use of a backend, so this one is taken.
-    xla_bridge.register_backend_factory("cpu", client, priority=0, fail_quietly=False)
+    register("cpu", client, priority=0, fail_quietly=False)
+
+
+@contextmanager
+def _inside_jax(purpose: str) -> Iterator[None]:
+    """Names that jax promises to nobody."""
+    try:
+        yield
+    except (ImportError, AttributeError) as error:
+        raise PlanError(
+            f"collc.init does not know how to {purpose} with jax {_version('jax')}: {error}. Take the "
+            "jax that this collc was made for, or a newer collc."
+        ) from error
 
 
 def _whereabouts(own: Place | None) -> tuple[str, str]:
@@ -254,20 +298,18 @@ def _tell(process: int, line: str) -> None:
     print(f"collc.init, process {process}: {line}", file=sys.stderr, flush=True)
 
 
+def _checked(timeout_s: Any) -> float:
+    number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
+    if not number or not 0 < timeout_s <= LONGEST_S:
+        raise PlanError(
+            f"timeout_s is {timeout_s!r}: a number of seconds above 0 is needed, {LONGEST_S:,.0f} at "
+            "most."
+        )
+    return float(timeout_s)
+
+
 def _seconds(timeout_s: float) -> int:
     return max(1, math.ceil(timeout_s))  # JAX takes whole ones
-
-
-def _axis_types(kinds: Any, count: int) -> tuple[AxisType, ...]:
-    if kinds is None or isinstance(kinds, AxisType):
-        return (kinds or AxisType.Auto,) * count
-    kinds = tuple(kinds) if isinstance(kinds, Sequence) else (kinds,)
-    if len(kinds) != count or not all(isinstance(kind, AxisType) for kind in kinds):
-        raise MeshError(
-            f"axis_types has to be one jax.sharding.AxisType, or one for each of {count} axes, not "
-            f"{kinds!r}."
-        )
-    return kinds
 
 
 def _version(package: str) -> str:

@@ -12,8 +12,9 @@ from collc.runtime.addresses import Endpoint, bind_address, endpoint, only_here,
 NOWHERE = "192.0.2.1"  # an address for documentation only (RFC 5737)
 
 
-def listening():
+def listening(again=False):
     server = socket.socket()
+    server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, again)
     server.bind(("127.0.0.1", 0))
     server.listen()
     return server, f"127.0.0.1:{server.getsockname()[1]}"
@@ -48,6 +49,29 @@ def test_a_port_in_use_is_refused():
     with server, pytest.raises(PlanError, match=f"cannot listen at {at}: .*Choose a free port"):
         bind_address(at)
     assert str(bind_address(at)) == at
+
+
+def test_what_an_earlier_job_left_of_its_connections_is_no_listener():
+    """The side that closes first keeps the port for a minute, but nobody listens there."""
+    server, at = listening(again=True)
+    with server, socket.create_connection(server.getsockname()) as client:
+        server.accept()[0].close()
+        assert client.recv(1) == b""
+    assert str(bind_address(at)) == at
+
+
+def test_a_socket_that_meets_itself_is_no_coordinator(monkeypatch):
+    """Each end of such a connection has the same address, and no process is there."""
+
+    def itself(*_, **__):
+        own = socket.socket()
+        own.bind(("127.0.0.1", 0))
+        own.connect(own.getsockname())
+        return own
+
+    monkeypatch.setattr(socket, "create_connection", itself)
+    with pytest.raises(PlanError, match="has not answered within 0 s"):
+        reach("127.0.0.1:1", 0, pytest.fail)
 
 
 def test_a_name_that_means_loopback_to_its_own_host_is_a_trap():

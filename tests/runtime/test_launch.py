@@ -3,7 +3,9 @@
 import io
 import os
 import re
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -11,18 +13,24 @@ import time
 from pathlib import Path
 
 import pytest
-import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from collc.cli import launching
+from collc.cli import app
 from collc.errors import LaunchError
+from collc.runtime.launch import job, process
+from collc.runtime.launch.attempt import MOMENT_S, Attempt
 from collc.runtime.launch.failure import Failure, cause
 from collc.runtime.launch.job import Host, Job
 from collc.runtime.launch.logs import LONGEST, Lines, Logs
-from collc.runtime.place import RESTART
+from collc.runtime.launch.signals import PASSED_ON, Signals
+from collc.runtime.place import RESTART, Place, place
+from collc.runtime.xla_flags import DEVICES, PATIENCE, read, virtual
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs process groups")
+GREETING = (
+    "[Gloo] Rank 1 is connected to 1 peer ranks. Expected number of connected peer ranks is : 1"
+)
 ECHO = "RuntimeError: Gloo all-reduce failed: Connection closed by peer"
 
 
@@ -56,6 +64,25 @@ def test_hosts_know_their_place_and_lines_have_their_names():
     assert flags.split().count("--xla_force_host_platform_device_count=3") == 1
     assert flags.count("device_count") == 1
     assert re.fullmatch(r"127\.0\.0\.1:\d+", coordinator)
+
+
+def test_a_place_comes_back_from_its_variables():
+    there = Place("127.0.0.1:1", 4, 3, "h3", restarts=2)
+    assert place(there.environment()) == there and place({}) is None
+
+
+def test_flags_of_xla_are_kept_also_those_in_a_file(tmp_path):
+    """As XLA reads them: what begins with no - is the name of a file."""
+    mine = f"--xla_a=1 {DEVICES}=9 {PATIENCE}=7"
+    kept = tmp_path / "flags"
+    kept.write_text(f"{mine}\n--xla_b=2\n")
+    assert virtual("", 2).split() == [f"{DEVICES}=2", f"{PATIENCE}=300"]
+    assert virtual(mine, 2).split() == [f"{DEVICES}=2", "--xla_a=1", f"{PATIENCE}=7"]
+    assert virtual(mine, 2, keep=True) == mine
+    assert virtual(str(kept), 2) == f"{virtual(mine, 2)} --xla_b=2"
+    assert read("  ") == [] and read(" --xla_a ") == ["--xla_a"]
+    with pytest.raises(LaunchError, match=r"XLA_FLAGS is 'xla_a=1', .* No such file"):
+        virtual("xla_a=1", 2)
 
 
 @pytest.mark.parametrize(
@@ -176,6 +203,9 @@ def wait_for(condition, seconds=20.0):
         ([("h0", -6, ["JAX distributed service detected fatal errors"]), ("h1", -11, [])], "h1"),
         ([("h0", -6, ["JAX distributed service detected fatal errors"]), ("h1", 1, ["x"])], "h1"),
         ([("h0", 1, [ECHO]), ("h1", 1, [ECHO])], "h0"),
+        ([("h0", 1, ["process 1 has not come to the plans"]), ("h1", 1, ["x"])], "h1"),
+        ([("h1", 1, ["process 0 has not said what it found"]), ("h0", 1, ["x"])], "h0"),
+        ([("h0", 1, [GREETING, ECHO]), ("h1", 1, [GREETING, "ValueError: x"])], "h1"),
     ],
 )
 def test_of_several_failures_the_cause_is_named(failures, culprit):
@@ -189,6 +219,23 @@ def test_a_victim_that_ends_first_is_not_blamed():
         exit 0"""
     run = Run(script, hosts=3)
     assert run.code == 4 and str(run.outcome.failures[0]) == "host h0 exited with 4"
+
+
+def test_the_coordinators_own_error_comes_before_the_launcher_ends_it():
+    from collc.runtime.watchdog import ending
+
+    assert 1.5 * ending.AFTER_S < MOMENT_S
+
+
+@pytest.mark.skipif(not shutil.which("setsid"), reason="needs setsid")
+def test_a_daemon_that_writes_does_not_keep_the_launcher(monkeypatch):
+    monkeypatch.setattr(process, "DRAINS_S", 1.5)
+    marker = f"{time.time_ns() % 10**9 + 10**6}"
+    daemon = f"i=0; while [ $i -lt 150 ]; do echo {marker}; sleep 0.2; i=$((i + 1)); done"
+    began = time.monotonic()
+    run = Run(f"setsid sh -c '{daemon}' & sleep 0.3; echo up", hosts=1)
+    assert time.monotonic() - began < 15 and run.code == 0
+    assert "h0 | up" in run.out and 0 < run.out.count(marker) < 75
 
 
 def test_restarts():
@@ -242,6 +289,10 @@ def test_a_fault_in_started_leaves_nobody_behind():
         (("no-such-program",), {}, "there is no program 'no-such-program' on the PATH."),
         (("./gone",), {}, "there is no program './gone'."),
         (("train.py",), {}, "train.py is a file, but no program .* Say python train.py."),
+        (("./a/data",), {}, r"a/data is a file, .* Say \./a/data, if chmod"),
+        (("./a",), {}, r"\./a is a folder"),
+        (("sh -c x",), {}, "no program 'sh -c x' on the PATH. Leave out the quotes .* -- sh -c x"),
+        (("sh",), {"hosts": tuple(Host(f"h{i}") for i in range(1025))}, "1024 at most"),
         (("sh",), {"hosts": ()}, "at least one is needed"),
         (("sh",), {"hosts": (Host("a"), Host("a"))}, "each by its own name"),
         (("sh",), {"devices": 0}, "0 devices on a host"),
@@ -252,6 +303,8 @@ def test_a_fault_in_started_leaves_nobody_behind():
 def test_refusals(command, options, why, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text("")
+    Path("a").mkdir()
+    Path("a/data").write_text("")
     with pytest.raises(LaunchError, match=why):
         Job(command, **{"hosts": (Host("h0"),), **options}).run(Logs())
 
@@ -260,8 +313,46 @@ def test_a_program_that_the_system_refuses(tmp_path):
     program = tmp_path / "garbage"
     program.write_bytes(b"\x7fELF")
     program.chmod(0o755)
-    with pytest.raises(LaunchError, match=r"host h0 could not start .*garbage: Exec format error"):
+    with pytest.raises(LaunchError, match=r"could not start .*garbage: Exec format error.*#!"):
         Job((str(program),), (Host("h0"),)).run(Logs())
+
+
+def test_a_port_in_use_is_not_taken(monkeypatch):
+    with socket.socket() as used, socket.socket() as free:
+        used.bind(("127.0.0.1", 0))
+        free.bind(("127.0.0.1", 0))
+        ports = [s.getsockname()[1] for s in (used, free)]
+        free.close()
+        monkeypatch.setattr(job.random, "sample", lambda *_: ports)
+        assert job._endpoint("127.0.0.1") == f"127.0.0.1:{ports[1]}"
+        monkeypatch.setattr(job.random, "sample", lambda *_: ports[:1])
+        with pytest.raises(LaunchError, match="all in use"):
+            job._endpoint("127.0.0.1")
+
+
+def test_signals_are_the_launchers_only_while_it_runs():
+    numbers = [getattr(signal, name) for name in PASSED_ON]
+    before = [signal.getsignal(number) for number in numbers]
+    with Signals() as signals:
+        mine = [signal.getsignal(number) for number in numbers]
+        assert set(mine) <= {signals._came, signal.SIG_IGN} and signals._came in mine
+    assert [signal.getsignal(number) for number in numbers] == before
+
+
+def test_a_signal_that_comes_while_hosts_start_reaches_the_last_too():
+    class Host:
+        def __init__(self):
+            self.sent = []
+
+        def send(self, number):
+            self.sent.append(number)
+
+    signals, hosts = Signals(), [Host() for _ in range(3)]
+    attempt = Attempt(Logs(), signals)
+    for host in hosts:
+        attempt.add(host)  # pyright: ignore[reportArgumentType]
+        signals.pass_on(signal.SIGTERM)
+    assert [host.sent for host in hosts] == [[], [signal.SIGTERM], [signal.SIGKILL]]
 
 
 # ---- the launcher as a process ------------------------------------------------------------------
@@ -375,11 +466,9 @@ def test_a_reader_that_leaves_ends_the_job_as_ctrl_c_does(tmp_path):
 
 
 @pytest.fixture
-def command(monkeypatch):
-    """`command("--hosts", "2", "--", "true")` is what `collc launch` comes to."""
-    app = typer.Typer()
-    app.command(context_settings=launching.SETTINGS)(launching.launch)
-    return lambda *words: CliRunner().invoke(app, words)
+def command():
+    """`command("--hosts", "2", "--", "true")` is `collc launch --hosts 2 -- true`."""
+    return lambda *words: CliRunner().invoke(app, ("launch", *words))
 
 
 @pytest.mark.parametrize("dashes", [("--",), ()])
@@ -414,6 +503,7 @@ def test_the_command_leaves_with_the_code_of_the_host(command):
         ((), 1, "there is no command"),
         (("--", "no-such-program"), 1, "error: there is no program 'no-such-program' on the PATH."),
         (("--hosts", "0", "--", "true"), 2, "hosts"),
+        (("--hosts", "1025", "--", "true"), 1, "1024 at most"),
         (("--max-restarts", "-1", "--", "true"), 2, "max-restarts"),
         (("--grace", "-1", "--", "true"), 2, "grace"),
     ],

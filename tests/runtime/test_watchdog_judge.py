@@ -244,6 +244,25 @@ def test_a_run_that_moves_is_let_alone_and_an_object_watches_once(capfd):
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.parametrize("before_s", [0, 0.3])  # at once; between two looks of the judge
+def test_a_process_alone_that_holds_pythons_lock_is_ended(before_s):
+    script = f"""
+        import ctypes, time
+        from collc.runtime.watchdog import watchdog
+        watchdog.GRACE_S = 0.5
+        def hold():
+            ctypes.PyDLL(None).sleep(60)
+        with watchdog.Watchdog(1.0) as watch:
+            time.sleep({before_s})
+            hold()
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=50
+    )
+    assert done.returncode == 1
+    assert "Timeout" in done.stderr and "in hold" in done.stderr
+
+
 def test_a_process_alone_that_is_stuck_ends():
     script = """
         import time

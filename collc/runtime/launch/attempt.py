@@ -10,9 +10,12 @@ from collc.runtime.launch.failure import Failure, cause, name_of
 from collc.runtime.launch.logs import Logs
 from collc.runtime.launch.process import Process
 from collc.runtime.launch.signals import Signals
+from collc.runtime.watchdog.ending import AFTER_S
 
 TICK_S = 0.05  # how often processes are looked after where nobody writes
-MOMENT_S = 2.0  # in which others may fail for the same reason, before they are ended
+# In which others may fail for the same reason, before they are ended. The coordinator, which may be
+# the cause, stays after the others on purpose: its own error has to come before the SIGTERM.
+MOMENT_S = 2 * AFTER_S
 KILLED_S = 30.0  # after which a process that was killed is taken to be stuck in the kernel
 
 

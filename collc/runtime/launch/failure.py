@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from collc.runtime.place import RESTART
 
-# What a process says that fails because another one did.
+# What a process says that fails because another one did. Gloo's greeting is no such thing.
 _ECHO = re.compile(
-    r"gloo|coordination.?(service|agent)|distributed service|connection (closed|reset|refused)"
-    r"|socket closed|has not come to|process 0 has not said",
+    r"gloo(?!\] Rank \d+ is connected)|coordination.?(service|agent)|distributed service"
+    r"|connection (closed|reset|refused)|socket closed|has not come to|process 0 has not said",
     re.IGNORECASE,
 )
 

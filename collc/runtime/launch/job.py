@@ -8,7 +8,6 @@ import errno
 import math
 import os
 import random
-import re
 import shutil
 import socket
 from collections.abc import Callable, Mapping
@@ -23,8 +22,9 @@ from collc.runtime.launch.process import Process
 from collc.runtime.launch.signals import Signals
 from collc.runtime.launch.warden import Warden
 from collc.runtime.place import Place
+from collc.runtime.xla_flags import virtual
 
-DEVICES = "--xla_force_host_platform_device_count"
+MOST = 1024  # hosts of one machine: each is a process, with two pipes
 PORTS = range(20_000, 32_000)  # below those that systems give to outgoing connections
 Started = Callable[[int, dict[str, int]], object]
 
@@ -73,8 +73,10 @@ class Job:
             raise LaunchError("there is no command. Say what to start, after --: python train.py")
         if not names or len(set(names)) < len(names) or not all(names):
             raise LaunchError(
-                f"hosts are named {names}: at least one is needed, each by its own name."
+                f"hosts are named {names[:9]}: at least one is needed, each by its own name."
             )
+        if len(names) > MOST:
+            raise LaunchError(f"{len(names)} hosts are too many for a machine: {MOST} at most.")
         if self.devices < 1:
             raise LaunchError(f"{self.devices} devices on a host: 1 or more are needed.")
         if not 0 <= self.grace_s < math.inf:
@@ -134,18 +136,19 @@ class Job:
             try:
                 attempt.add(Process(host.name, command, environment, logs, warden))
             except (OSError, ValueError) as error:
+                odd = getattr(error, "errno", None) in (errno.ENOENT, errno.ENOEXEC)
+                hint = " Look at its first line: #! and a program that is there." if odd else ""
                 raise LaunchError(
                     f"host {host.name} could not start {command[0]}: "
-                    f"{getattr(error, 'strerror', None) or error}."
+                    f"{getattr(error, 'strerror', None) or error}.{hint}"
                 ) from error
 
     def _environment(self, host: Host, place: Mapping[str, str]) -> dict[str, str]:
-        flags = re.sub(rf"{DEVICES}=\S*", "", os.environ.get("XLA_FLAGS", "")).split()
         return {
             "PYTHONUNBUFFERED": "1",  # what a host says before it is killed must not stay in a buffer
             **os.environ,
             "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": " ".join([*flags, f"{DEVICES}={self.devices}"]),
+            "XLA_FLAGS": virtual(os.environ.get("XLA_FLAGS", ""), self.devices),
             **place,
             **host.environment,
         }
@@ -156,14 +159,19 @@ def check_program(program: str, environment: Mapping[str, str]) -> None:
     path = environment.get("PATH", os.defpath)
     if shutil.which(program, path=path):
         return
+    if os.path.isdir(program):
+        raise LaunchError(f"{program} is a folder. Say what to start, after --: python train.py")
     if os.path.isfile(program):
         script = program.endswith(".py")
-        remedy = f"python {program}" if script else f"./{program}, if chmod +x has made it one"
+        path = program if os.path.dirname(program) else f"./{program}"
+        remedy = f"python {program}" if script else f"{path}, if chmod +x has made it one"
         raise LaunchError(
             f"{program} is a file, but no program that can be executed. Say {remedy}."
         )
     where = "" if os.path.dirname(program) else " on the PATH"
     also = f" Did you mean {program}3?" if shutil.which(f"{program}3", path=path) else ""
+    if len(words := program.split()) > 1 and shutil.which(words[0], path=path):
+        also = f" Leave out the quotes around it: -- {program}"
     raise LaunchError(f"there is no program {program!r}{where}.{also}")
 
 

@@ -14,7 +14,9 @@ from collc.runtime.launch.logs import Lines, Logs
 from collc.runtime.launch.warden import Warden
 
 LAST = 20  # lines of a host that failed which are shown again
-DRAIN_S = 1.0  # how long what a host has started may keep its streams open after its end
+# How long what a host has started, in a session of its own, may keep its streams open after its end:
+# while it writes nothing, and in all.
+DRAIN_S, DRAINS_S = 1.0, 5.0
 
 
 class Process:
@@ -82,9 +84,14 @@ class Process:
             self._heard = self.ended
         for stream in self.streams:
             self._write(stream, self._streams[stream].late(time.monotonic()))
-        if self.code is not None and time.monotonic() - self._heard > DRAIN_S:
+        now = time.monotonic()
+        if self.code is not None and (now - self._heard > DRAIN_S or now - self.ended > DRAINS_S):
             for stream in self.streams:
-                self._close(stream)
+                os.set_blocking(stream.fileno(), False)
+                with suppress(BlockingIOError):
+                    self.read(stream)  # what the host itself had left there, if our reader is slow
+                if stream in self._streams:
+                    self._close(stream)
 
     def read(self, stream: IO[bytes]) -> None:
         """What the stream has for us, once; closes it at its end."""

@@ -11,8 +11,9 @@ RUNNING, DONE, FAILED, ENDING = "running", "done", "failed", "ending"
 class Beat:
     """Where a process is, as it says itself.
 
-    sent: how many beats it has published. moved: how often it told of progress. why: of one that
-    failed, or that is ending the job, and then ``culprits``, the processes to blame.
+    sent: grows with each, so that a new one is told from the last. moved: how often it told of
+    progress. why: of one that failed, or that is ending the job, and then ``culprits``, the processes
+    to blame.
     """
 
     host: str

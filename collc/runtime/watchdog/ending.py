@@ -2,16 +2,20 @@
 
 import atexit
 import os
+import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
-from types import FrameType
+from functools import cache
+from types import FrameType, TracebackType
 from typing import NoReturn
 
 STDERR = 2  # not sys.stderr, whose lock another thread may hold
 FRAMES = 30  # of a stack, the innermost ones
 OWN = "collc-"  # begins the names of collc's own threads
+AFTER_S = 2.0  # for which the coordinator outlives the others, whom jax aborts without it
 
 
 def say(text: str) -> None:
@@ -58,9 +62,7 @@ def within(seconds: float, code: int) -> None:
 
 def leave(code: int) -> NoReturn:
     """End this process now. What Python runs at its end would wait for processes that are gone."""
-    flush = threading.Thread(target=_flush, daemon=True)
-    flush.start()
-    flush.join(1.0)
+    _flush()
     os._exit(code)
 
 
@@ -69,7 +71,49 @@ def leave_at_exit(code: int) -> None:
     atexit.register(leave, code)  # the last that is registered is the first that is called
 
 
+def leave_where_failed(waits: Callable[[], bool], after_s: float = 0.0) -> None:
+    """Let this process, where an exception that nobody caught ends it, ``leave`` with code 1.
+
+    Else jax would wait at exit for the others, and they for this process. Exit handlers that are
+    registered later run, those from before do not, jax's among them. ``waits``: asked at exit,
+    whether jax would. ``after_s``: seconds that this process stays.
+    """
+    failures = _uncaught()
+
+    def end() -> None:
+        if not failures or not waits():
+            return
+        time.sleep(after_s)
+        if issubclass(failures[-1], KeyboardInterrupt):  # ends by the signal, as Python would
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            _flush()
+            os.kill(os.getpid(), signal.SIGINT)
+        leave(1)
+
+    atexit.register(end)
+
+
+@cache  # sys.excepthook is replaced once
+def _uncaught() -> list[type[BaseException]]:
+    """The exceptions that nobody caught: filled from now on. They are printed as before."""
+    found: list[type[BaseException]] = []
+    usual = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if not hasattr(sys, "ps1"):  # at a prompt, one ends nothing
+            found.append(kind)
+        usual(kind, error, trace)
+
+    sys.excepthook = hook
+    return found
+
+
 def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(Exception):
-            stream.flush()
+    def flush() -> None:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(Exception):
+                stream.flush()
+
+    thread = threading.Thread(target=flush, daemon=True)
+    thread.start()
+    thread.join(1.0)  # nobody may read

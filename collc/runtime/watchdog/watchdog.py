@@ -30,7 +30,6 @@ GRACE_S = 3.0
 PARTS = 8  # pauses in the shortest limit
 EACH = 32  # processes that beat in a second: the traffic is their square
 LONGEST = 300  # characters of an error
-AFTER_S = 2.0  # for which the coordinator outlives the others, whom jax aborts without it
 
 _watches = itertools.count()
 
@@ -45,8 +44,13 @@ class Watchdog:
     timeout if that is less, and soon after one leaves by an exception while the others go on.
 
     All processes have to enter it, in the same order if there are several one after another. It uses
-    JAX's own key-value service; on one process it works without. Raises DataError for limits that
-    cannot be, and where one object is entered twice.
+    JAX's own key-value service; on one process it works without. A process in which a thread keeps
+    Python's lock writes its stacks by faulthandler's timer, of which a process has one, so the program
+    cannot use it meanwhile; the others end, and a process alone is ended with code 1, 3 s after the
+    timeout. A process that has failed while others go on runs no exit handlers that were registered
+    before, and leaves with code 1, or 75 if another may be the cause.
+
+    Raises DataError for limits that cannot be, and where one object is entered twice.
     """
 
     def __init__(self, timeout_s: float = TIMEOUT_S, *, silent_s: float | None = None) -> None:
@@ -86,6 +90,7 @@ class Watchdog:
             store = Store(job.client, next(_watches))
             self._mail = Messenger(store, self._alone, self._beat, self._clock.now, self._turn)
             self._mail.start()
+        self._set_alarm()
         self._judge = threading.Thread(target=self._watch, name="collc-watchdog", daemon=True)
         self._judge.start()
         return self
@@ -123,16 +128,16 @@ class Watchdog:
 
     def _set_alarm(self) -> None:
         """Where a thread does not give Python's lock back, nothing here can run or end the process:
-        the alarm, which needs no lock, writes the stacks.
+        the alarm, which needs no lock, writes the stacks. A process alone it ends too.
         """
         alone = self._mail is None
-        limit = self._limits.timeout if alone else self._limits.silent + 2 * self._turn
-        faulthandler.dump_traceback_later(limit, file=ending.STDERR)
+        limit = self._limits.timeout + GRACE_S if alone else self._limits.silent + 2 * self._turn
+        faulthandler.dump_traceback_later(limit, exit=alone, file=ending.STDERR)
 
     def _end(self, verdict: Verdict) -> NoReturn:
         """End this process, once the others know why, or cannot be told."""
         patience = 2 * self._turn + 1.0
-        ending.within(patience + AFTER_S + 5.0, RESTART)
+        ending.within(patience + ending.AFTER_S + 5.0, RESTART)
         faulthandler.cancel_dump_traceback_later()
         view, now = self._view(), self._clock.now()
         if self._mail is not None:
@@ -161,7 +166,7 @@ class Watchdog:
             f"{verdict.text}.\n"
         )
         if self._me == 0 and self._mail is not None:
-            time.sleep(AFTER_S)
+            time.sleep(ending.AFTER_S)
         ending.leave(RESTART)
 
     def _tell(self, mail: Messenger, patience: float) -> None:
@@ -181,7 +186,7 @@ class Watchdog:
         if (mail := self._mail) is None:
             return
         mail.hurry()
-        until = time.monotonic() + self._limits.grace + 2 * self._turn + AFTER_S
+        until = time.monotonic() + self._limits.grace + 2 * self._turn + ending.AFTER_S
         while time.monotonic() < until and not (mail.published == FAILED and told(mail.view)):
             for other in mail.view.others(ENDING).values():
                 if self._me not in other.beat.culprits:  # this error came of what they end for
@@ -203,7 +208,7 @@ class Watchdog:
         if len(view.others(DONE, FAILED)) < view.n - 1:
             ending.leave_at_exit(RESTART if quiet else 1)
             if self._me == 0:
-                time.sleep(AFTER_S)
+                time.sleep(ending.AFTER_S)
 
 
 def told(view: View) -> bool:
