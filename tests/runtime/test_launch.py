@@ -407,8 +407,9 @@ def test_signals_are_passed_on_once_and_nothing_is_restarted(name, code):
         found, out, err = launcher.end()
     assert found == code and sorted(out.splitlines()) == ["h0 | saved", "h1 | saved"]
     said = [f"SIG{name} was passed on to all hosts; a second one kills them"]
-    said += [f"host h0 exited with {code}"] * bool(code)
+    said += [f"host HOST exited with {code}"] * bool(code)  # either may be the first
     own = [line for line in err.splitlines() if " | " not in line]  # a shell may say "Hangup"
+    own = [re.sub(r"host h\d", "host HOST", line) for line in own]
     assert own == [f"collc launch: {line}" for line in said]
 
 
@@ -503,7 +504,7 @@ def test_the_command_leaves_with_the_code_of_the_host(command):
         ((), 1, "there is no command"),
         (("--", "no-such-program"), 1, "error: there is no program 'no-such-program' on the PATH."),
         (("--hosts", "0", "--", "true"), 2, "hosts"),
-        (("--hosts", "1025", "--", "true"), 1, "1024 at most"),
+        (("--hosts", "1025", "--", "true"), 2, "hosts"),
         (("--max-restarts", "-1", "--", "true"), 2, "max-restarts"),
         (("--grace", "-1", "--", "true"), 2, "grace"),
     ],
