@@ -266,7 +266,7 @@ def test_no_restart_is_left():
 
 
 def test_a_watchdog_that_ended_the_job_is_told_from_an_error():
-    run = Run(f"exit {RESTART}", restarts=1)
+    run = Run(f"exit {RESTART}", hosts=1, restarts=1)
     assert run.code == RESTART
     assert str(run.outcome.failures[0]) == "host h0 exited with 75 (its watchdog ended the job)"
 
