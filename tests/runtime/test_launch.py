@@ -358,7 +358,9 @@ def test_a_signal_that_comes_while_hosts_start_reaches_the_last_too():
 # ---- the launcher as a process ------------------------------------------------------------------
 
 LAUNCHER = """
-import sys
+import signal, sys
+for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # whatever whoever runs the tests has it ignore
+    signal.signal(getattr(signal, name), signal.SIG_IGN if name in sys.argv else signal.SIG_DFL)
 from collc.runtime.launch.job import Host, Job
 from collc.runtime.launch.logs import Logs
 job = Job(("sh", "-c", sys.argv[1]), (Host("h0"), Host("h1")), grace_s=5)
@@ -371,9 +373,9 @@ sys.exit(code)
 class Launcher:
     """A launcher with two shells, in a process of its own."""
 
-    def __init__(self, script, **options):
+    def __init__(self, script, *ignored, **options):
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
-        command = [sys.executable, "-c", LAUNCHER, script]
+        command = [sys.executable, "-c", LAUNCHER, script, *ignored]
         self.process = subprocess.Popen(command, text=True, **pipes)
 
     def __enter__(self):
@@ -431,10 +433,7 @@ def test_a_second_signal_kills():
 
 
 def test_nohup_is_respected():
-    with Launcher(
-        SAVES.format(name="TERM", code=0),
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
-    ) as launcher:
+    with Launcher(SAVES.format(name="TERM", code=0), "SIGHUP") as launcher:
         launcher.ready()
         launcher.process.send_signal(signal.SIGHUP)
         launcher.process.send_signal(signal.SIGTERM)
