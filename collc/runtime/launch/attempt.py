@@ -56,7 +56,9 @@ class Attempt:
         """
         self._pump(lambda: self._failed() or self._over() or self._logs.broken)
         if self._logs.broken and not self._failed() and not self._signals.asked:
-            self._signals.pass_on(signal.SIGINT)
+            # In the background of a script Ctrl-C is ignored, by the hosts too.
+            ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+            self._signals.pass_on(signal.SIGTERM if ignored else signal.SIGINT)
         self._pump(lambda: self._failed() or self._over())
         if not self._failed():
             return None
