@@ -38,7 +38,9 @@ with socket.create_connection((sys.argv[1], 7000), timeout=float(sys.argv[3])) a
 """
 # A process that has a network, and in it a host that is busy.
 OWNER = f"""
-import subprocess, sys, time
+import signal, subprocess, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which who runs the tests may ignore
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 sys.path.insert(0, {BENCHMARKS!r})
 from hosts.network import Network
 with Network(hosts=2) as network:
