@@ -182,15 +182,18 @@ def test_nothing_is_left_after_a_signal(network, number):
     owner = subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    begin, pid = owner.stdout.readline().split()
-    owner.send_signal(number)
-    # The pipes are the busy host's, too: they end with it.
-    owner.wait(timeout=60)
-    if number == signal.SIGKILL:
-        with Network(hosts=1):
-            pass
-    assert owner.returncode == {signal.SIGINT: -2, signal.SIGKILL: -9}.get(number, 128 + number)
-    owner.communicate(timeout=60)
+    try:
+        begin, pid = owner.stdout.readline().split()
+        owner.send_signal(number)
+        # The pipes are the busy host's, too: they end with it.
+        owner.wait(timeout=60)
+        if number == signal.SIGKILL:
+            with Network(hosts=1):
+                pass
+        assert owner.returncode == {signal.SIGINT: -2, signal.SIGKILL: -9}.get(number, 128 + number)
+        owner.communicate(timeout=60)
+    finally:
+        owner.kill()
     assert not ours(begin)
     assert not running(int(pid))
 
