@@ -60,7 +60,7 @@ Json = Annotated[bool, typer.Option("--json", metavar="", help="Print JSON.")]
 Debug = Annotated[bool, typer.Option("--debug", metavar="", help="Show the traceback of an error.")]
 
 
-def _seconds(value: float) -> float:
+def seconds_given(value: float) -> float:
     if not 0 < value <= 1e6:  # also refuses nan
         raise typer.BadParameter(f"{value:g} is not a time: say seconds above 0, up to a million.")
     return value
@@ -71,7 +71,7 @@ Timeout = Annotated[
     typer.Option(
         "--timeout",
         metavar="SECONDS",
-        callback=_seconds,
+        callback=seconds_given,
         help="How long to load and prove: a schedule file may never end.",
     ),
 ]

@@ -35,7 +35,7 @@ def doctor(
         typer.Option(
             "--timeout",
             metavar="SECONDS",
-            callback=common._seconds,
+            callback=common.seconds_given,
             help="How long to wait for jax to start, for the other processes, and for the links.",
         ),
     ] = 120.0,

@@ -18,7 +18,7 @@ _calls = count()
 
 def distributed() -> bool:
     """Whether this is one of several processes of JAX's distributed runtime."""
-    return jax.distributed.is_initialized() and _state().num_processes > 1
+    return jax.distributed.is_initialized() and state().num_processes > 1
 
 
 def compare(topic: str, facts: Mapping[str, str], timeout_s: float = TIMEOUT_S) -> None:
@@ -53,8 +53,8 @@ def meet(topic: str, said: str = "", timeout_s: float = TIMEOUT_S) -> dict[int, 
     """
     if not distributed():
         return {0: said}
-    state = _state()
-    client, me, n = state.client, state.process_id, state.num_processes
+    job = state()
+    client, me, n = job.client, job.process_id, job.num_processes
     prefix = f"collc/{next(_calls)}/{topic}"
     client.key_value_set(f"{prefix}/{me}", said)
     everyone = {}
@@ -79,7 +79,7 @@ def share(topic: str, value: str, timeout_s: float = TIMEOUT_S) -> str:
     """
     if not distributed():
         return value
-    client, me = _state().client, _state().process_id
+    client, me = state().client, state().process_id
     key = f"collc/{next(_calls)}/{topic}"
     if me == 0:
         client.key_value_set(key, value)
@@ -108,7 +108,8 @@ def differences(facts: Mapping[int, Mapping[str, str]]) -> list[tuple[int, str, 
     return found
 
 
-def _state() -> Any:
+def state() -> Any:
+    """JAX's distributed runtime in this process: ``client``, ``process_id``, ``num_processes``."""
     # JAX offers its key-value store to nobody; orbax reaches for it in the same way.
     from jax._src import distributed
 

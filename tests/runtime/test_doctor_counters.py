@@ -1,8 +1,6 @@
 """What `collc doctor` reads in counters of RDMA, TCP, interfaces and PCIe: each planted under a root."""
 
-from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -11,19 +9,12 @@ from collc.runtime.doctor.devices import Probe
 from collc.runtime.doctor.examine import Facts, examine
 from collc.runtime.doctor.finding import Finding, Level
 from collc.runtime.doctor.growth import counters, grown
-from collc.runtime.doctor.host import Host
 from collc.runtime.doctor.limits import Limits
+
+from .planted import host
 
 PORT = "/sys/class/infiniband/{}/ports/1"
 CARD = "/sys/bus/pci/devices/{}"
-
-
-def host(root: Path, files: Mapping[str, object] | None = None, **environment: str) -> Host:
-    for name, text in (files or {}).items():
-        path = root / name.lstrip("/")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"{text}\n")
-    return Host(environment, root)
 
 
 def port(device: str = "mlx5_0", rate: str = "400 Gb/sec (4X NDR)", **changed) -> dict[str, object]:

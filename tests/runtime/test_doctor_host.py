@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import tomllib
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -26,20 +25,14 @@ from collc.runtime.doctor.limits import SHARED, Limits, allowed, limits
 from collc.runtime.doctor.nccl import nccl, variables
 from collc.runtime.doctor.settings import SETTINGS, settings
 
+from .planted import host
+
 INSTALLED = {"collc": "0.1.0", "jax": "0.12.0.1", "jaxlib": "0.12.0.1"}
 CUDA = {**INSTALLED, "jax-cuda13-plugin": "0.12.0.1", "jax-cuda13-pjrt": "0.12.0.1"}
 PROPRIETARY = (
     "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.14  Thu Feb 22 01:44:30 UTC 2024"
 )
 OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build  (root@b)"
-
-
-def host(root: Path, files: Mapping[str, object] | None = None, **environment: str) -> Host:
-    for name, text in (files or {}).items():
-        path = root / name.lstrip("/")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"{text}\n")
-    return Host(environment, root)
 
 
 def gpus(n: int) -> dict[str, object]:

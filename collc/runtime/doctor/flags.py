@@ -12,6 +12,7 @@ from pathlib import Path
 from collc.runtime.doctor.devices import Probe
 from collc.runtime.doctor.finding import Finding, error, listed, note, ok, warning
 from collc.runtime.doctor.host import Host
+from collc.runtime.xla_flags import DEVICES
 
 CHECK = "XLA flags"
 Test = Callable[[str], bool]
@@ -73,7 +74,7 @@ UNSAFE = (
     Unsafe("xla_gpu_force_compilation_parallelism", lambda v: v == "1", "compiles slowly"),
 )  # fmt: skip
 SLOWER = ("xla_gpu_deterministic_ops", "xla_gpu_exclude_nondeterministic_ops")
-VIRTUAL = "xla_force_host_platform_device_count"
+VIRTUAL = DEVICES.removeprefix("--")
 
 
 def flags(text: str) -> list[tuple[str, str]]:

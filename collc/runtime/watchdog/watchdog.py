@@ -11,10 +11,8 @@ import traceback
 from dataclasses import replace
 from typing import Any, NoReturn, Self
 
-from jax._src import distributed as runtime  # jax offers its key-value store to nobody
-
 from collc.errors import DataError
-from collc.planning.agree import distributed
+from collc.planning.agree import distributed, state
 from collc.runtime.place import RESTART, place
 from collc.runtime.watchdog import ending, words
 from collc.runtime.watchdog.beats import DONE, ENDING, FAILED, RUNNING, Beat, Store
@@ -75,7 +73,7 @@ class Watchdog:
     def __enter__(self) -> Self:
         if self._judge is not None:
             raise DataError("a Watchdog watches once. Make another one for another loop.")
-        here, job = place(), runtime.global_state
+        here, job = place(), state()
         self._host = here.host if here else socket.gethostname()
         self._me, n = (job.process_id, job.num_processes) if distributed() else (0, 1)
         shortest = min(self._limits.timeout, self._limits.silent) / PARTS
