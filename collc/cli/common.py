@@ -61,6 +61,7 @@ Debug = Annotated[bool, typer.Option("--debug", metavar="", help="Show the trace
 
 
 def seconds_given(value: float) -> float:
+    """A time that can be waited for, in s. Raises BadParameter for others."""
     if not 0 < value <= 1e6:  # also refuses nan
         raise typer.BadParameter(f"{value:g} is not a time: say seconds above 0, up to a million.")
     return value
