@@ -111,6 +111,14 @@ def test_silence_is_counted_while_the_store_answers():
     assert found.text.startswith("processes 1, 2 on host h1 have not been heard of for 50 s")
 
 
+def test_a_process_that_is_silent_when_nobody_has_moved_is_named_for_its_silence():
+    found = verdict(at(42, "wait", 61), at(41, "input", 61, 23, host="h1"))
+    assert found is not None and found.culprits == (1,)
+    assert found.text.startswith("process 1 on host h1 has not been heard of for 23 s, last at")
+    found = verdict(at(42, "wait", 61), at(41, "input", 61, 22, host="h1"))
+    assert found is not None and found.text.startswith("process 1 on host h1 has been at step 41")
+
+
 def test_a_store_that_does_not_answer_is_the_coordinator():
     found = verdict(at(41, "input", 46, 46, host="h9"), at(42, "wait"), me=1, answered=45)
     assert found == Verdict(

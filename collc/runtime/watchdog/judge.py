@@ -85,7 +85,7 @@ def judge(view: View, now: float, limits: Limits) -> Verdict | None:
         _told(view)
         or _failed(view, now, limits)
         or _unanswered(view, now, limits)
-        or _silent(view, limits)
+        or _silent(view, limits.silent)
         or _missing(view, limits)
         or _stuck(view, now, limits)
     )
@@ -126,11 +126,9 @@ def _unanswered(view: View, now: float, limits: Limits) -> Verdict | None:
     )
 
 
-def _silent(view: View, limits: Limits) -> Verdict | None:
-    """Those of whom no beat came, while the store was read."""
-    silent = {
-        p: s for p, s in view.others(RUNNING).items() if view.answered - s.heard >= limits.silent
-    }
+def _silent(view: View, limit: float) -> Verdict | None:
+    """Those of whom no beat came for so long, while the store was read."""
+    silent = {p: s for p, s in view.others(RUNNING).items() if view.answered - s.heard >= limit}
     if not silent:
         return None
     last = words.places(s.beat for s in silent.values())
@@ -155,12 +153,14 @@ def _missing(view: View, limits: Limits) -> Verdict | None:
 
 
 def _stuck(view: View, now: float, limits: Limits) -> Verdict | None:
-    """Nobody of those that run has moved, and all have come."""
+    """Nobody of those that run has moved, and all have come. Who is silent by then is to blame."""
     running = {p: s for p, s in view.seen.items() if s.beat.state == RUNNING}
     known = {p: now if p == view.me else view.answered for p in running}
     idle = min((known[p] - s.moved for p, s in running.items()), default=0.0)
     if len(view.seen) < view.n or idle < limits.timeout:
         return None
+    if verdict := _silent(view, limits.silent / 2):
+        return verdict
     beats = {p: s.beat for p, s in running.items()}
     culprits = behind(beats)
     return Verdict(f"{words.positions(beats, culprits)} for {idle:.0f} s", culprits)
