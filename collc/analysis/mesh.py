@@ -1,13 +1,17 @@
-"""Meshes as text: ``host=4,gpu=8``, outermost axis first."""
+"""Axes with sizes, outermost first: as text, ``host=4,gpu=8``, and as a mapping."""
 
 import math
 import re
 from collections.abc import Mapping
+from numbers import Integral
+from typing import Any
 
 from collc.errors import MeshError
 from collc.language.algebra import is_axis
 
 MOST_RANKS = 1 << 16  # of a whole mesh: beyond that a proof is a matter of hours, not of a prompt
+
+NAMES = "letters, digits and _ can, but no word of Python's own"
 
 
 def parse_mesh(text: str) -> dict[str, int]:
@@ -23,8 +27,7 @@ def parse_mesh(text: str) -> dict[str, int]:
             found = f"{part.strip()!r}, which is not an axis with its size" if part else "nothing"
             raise _bad_mesh(text, f"found {found}")
         if not is_axis(axis):
-            why = "letters, digits and _ can, but no word of Python's own"
-            raise _bad_mesh(text, f"{axis!r} cannot name an axis: {why}")
+            raise _bad_mesh(text, f"{axis!r} cannot name an axis: {NAMES}")
         if axis == "n":
             raise _bad_mesh(text, "n is the number of ranks of any axis; give the axis a name")
         if axis in mesh:
@@ -38,6 +41,22 @@ def parse_mesh(text: str) -> dict[str, int]:
             text, f"{math.prod(mesh.values()):,} ranks are more than the {MOST_RANKS:,} that fit"
         )
     return mesh
+
+
+def checked_axes(axes: Any) -> dict[str, int]:
+    """Axes that a caller gave as a mapping. Raises MeshError where they are none.
+
+    >>> checked_axes({"host": 4, "gpu": 8})
+    {'host': 4, 'gpu': 8}
+    """
+    if not isinstance(axes, Mapping) or not axes:
+        raise MeshError(f"axes maps names to sizes, as in {{'host': 2, 'gpu': 8}}, not {axes!r}.")
+    for axis, size in axes.items():
+        if not isinstance(axis, str) or not is_axis(axis) or axis == "n":
+            raise MeshError(f"{axis!r} cannot name an axis: {NAMES}, and not n.")
+        if isinstance(size, bool) or not isinstance(size, Integral) or size < 1:
+            raise MeshError(f"the size of axis {axis} has to be a positive integer, not {size!r}.")
+    return {axis: int(size) for axis, size in axes.items()}
 
 
 def _bad_mesh(text: str, why: str) -> MeshError:

@@ -1,6 +1,7 @@
 """Processes that disagree hang a pod: they compare what they are about to run, before it compiles."""
 
 import json
+import os
 import socket
 from collections import Counter
 from collections.abc import Mapping
@@ -21,6 +22,11 @@ def distributed() -> bool:
     return jax.distributed.is_initialized() and state().num_processes > 1
 
 
+def host_name() -> str:
+    """This host, as ``collc launch`` calls it, or else as the system does."""
+    return os.environ.get("COLLC_HOST") or socket.gethostname()
+
+
 def compare(topic: str, facts: Mapping[str, str], timeout_s: float = TIMEOUT_S) -> None:
     """Compares facts between all processes, through JAX's own key-value store.
 
@@ -29,7 +35,7 @@ def compare(topic: str, facts: Mapping[str, str], timeout_s: float = TIMEOUT_S) 
     """
     if not distributed():
         return
-    mine = {"host": socket.gethostname(), "facts": dict(facts)}
+    mine = {"host": host_name(), "facts": dict(facts)}
     said = meet(f"compare its {topic}", json.dumps(mine), timeout_s)
     everyone = {process: json.loads(text) for process, text in said.items()}
     found = differences({p: said["facts"] for p, said in everyone.items()})

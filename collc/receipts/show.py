@@ -15,7 +15,7 @@ from collc.receipts.receipt import Receipt
 from collc.receipts.rows import Row, rows
 
 WIDTH = 100
-JAX_TAKES = 0.75  # of a GPU's memory, the default of XLA_PYTHON_CLIENT_MEM_FRACTION
+JAX_TAKES = 0.75  # of a GPU's memory, the default of XLA_CLIENT_MEM_FRACTION
 
 
 def text(receipt: Receipt) -> str:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from jax.sharding import AxisType
 
+from collc.analysis.mesh import checked_axes, show_mesh
 from collc.errors import MeshError
-from collc.language.algebra import is_axis
 
 
 def named(said: Mapping[int, tuple[str, str]]) -> dict[int, str]:
@@ -67,29 +67,15 @@ def grid(
     each = by_host(devices, hosts)
     if axes is None:
         axes = {"host": len(each), "gpu": _even(each)}
-    sizes = _checked(axes)
-    if math.prod(sizes) != len(devices):
-        shown = ",".join(f"{axis}={size}" for axis, size in axes.items())
+    axes = checked_axes(axes)
+    if (size := math.prod(axes.values())) != len(devices):
         raise MeshError(
-            f"the axes {shown} need {math.prod(sizes)} devices, but the job has {len(devices)} "
+            f"the axes {show_mesh(axes)} need {size} devices, but the job has {len(devices)} "
             f"({_counts(each)}). Give sizes whose product is {len(devices)}."
         )
     flat = np.empty(len(devices), dtype=object)
     flat[:] = [device for own in each.values() for device in own]
-    return flat.reshape(sizes), tuple(axes)
-
-
-def kinds(given: Any, count: int) -> tuple[AxisType, ...]:
-    """A type for each axis: all Auto, all the one that is given, or those. Raises MeshError."""
-    if given is None or isinstance(given, AxisType):
-        return (given or AxisType.Auto,) * count
-    found = tuple(given) if isinstance(given, Sequence) else (given,)
-    if len(found) != count or not all(isinstance(kind, AxisType) for kind in found):
-        raise MeshError(
-            f"axis_types has to be one jax.sharding.AxisType, or one for each of {count} axes, not "
-            f"{found!r}."
-        )
-    return found
+    return flat.reshape(tuple(axes.values())), tuple(axes)
 
 
 def shape(axes: Any, axis_types: Any) -> dict[str, str]:
@@ -102,7 +88,7 @@ def shape(axes: Any, axis_types: Any) -> dict[str, str]:
     """
     asked = "host and gpu" if axes is None else repr(axes)
     if isinstance(axes, Mapping):
-        asked = ",".join(f"{axis}={size}" for axis, size in axes.items())
+        asked = show_mesh(axes)
     each = axis_types if isinstance(axis_types, Sequence) else [axis_types or AxisType.Auto]
     words = [getattr(kind, "name", repr(kind)) for kind in each]
     if len(set(words)) == 1:  # as if it were given once
@@ -119,21 +105,6 @@ def _even(each: Mapping[str, list[Any]]) -> int:
             "the mesh, as in collc.init(axes={'data': 6})."
         )
     return counts.pop()
-
-
-def _checked(axes: Mapping[str, int]) -> tuple[int, ...]:
-    """The sizes, if the axes are well formed."""
-    if not isinstance(axes, Mapping) or not axes:
-        raise MeshError(f"axes maps names to sizes, as in {{'data': 4, 'model': 2}}, not {axes!r}.")
-    for axis, size in axes.items():
-        if not isinstance(axis, str) or not is_axis(axis) or axis == "n":
-            raise MeshError(
-                f"{axis!r} cannot name an axis: letters, digits and _ can, but no word of Python's "
-                "own, and not n."
-            )
-        if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
-            raise MeshError(f"the size of axis {axis} has to be a positive integer, not {size!r}.")
-    return tuple(int(size) for size in axes.values())
 
 
 def _counts(each: Mapping[str, list[Any]], most: int = 8) -> str:

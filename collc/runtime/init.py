@@ -1,48 +1,26 @@
 """``collc.init``: JAX's distributed runtime, processes compared, a mesh in the order of hosts."""
 
 import json
-import math
 import os
-import platform
 import socket
-import sys
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from threading import Timer
 from typing import Any
 
 import jax
 from jax.sharding import AxisType, Mesh
 
 from collc.errors import PlanError
+from collc.lowering import meshes
 from collc.planning.agree import compare, meet
-from collc.runtime import addresses
-from collc.runtime.hosts import grid, kinds, named, shape
+from collc.runtime.facts import facts
+from collc.runtime.hosts import grid, named, shape
 from collc.runtime.place import Place, place
-from collc.runtime.watchdog import ending
-from collc.runtime.xla_flags import read
+from collc.runtime.start import inside_jax, start, whole_seconds
 
 # How long to wait for the other processes: JAX's own default, since the hosts of a cluster start apart.
 START_S = 300.0
 LONGEST_S = 1e6  # what JAX is told in ms fits
-
-# What differs between processes for good reasons: where a process writes, and which one it is.
-OWN = ("--xla_dump", "--xla_gpu_dump", "--xla_gpu_per_fusion_autotune_cache_dir")
-OWN_VARIABLES = (
-    "JAX_PROCESS_ID",
-    "JAX_COORDINATOR_ADDRESS",
-    "JAX_COORDINATOR_BIND_ADDRESS",
-    "JAX_LOCAL_DEVICE_IDS",
-    "JAX_CUDA_VISIBLE_DEVICES",
-    "JAX_ROCM_VISIBLE_DEVICES",
-    "JAX_PARTITION_INDEX",
-    "JAX_SLICE_INDEX",
-    "JAX_MTLS_CERT_FILE",
-    "JAX_MTLS_KEY_FILE",
-)
 
 
 def init(
@@ -99,7 +77,7 @@ def init(
             options = {"cluster_detection_method": "deactivate", **options}
         found = _detected(coordinator_address, num_processes, process_id, timeout_s, options)
         mine = {**facts(), **shape(axes, axis_types)}  # raises before others wait for this process
-        _start(*found, timeout_s, options)
+        start(*found, timeout_s, options)
         compare("versions, flags and axes", mine, timeout_s)
     elif options:
         raise PlanError(
@@ -109,22 +87,7 @@ def init(
     said = meet("its host", json.dumps(_whereabouts(own)), timeout_s)
     hosts = named({process: tuple(json.loads(text)) for process, text in said.items()})
     devices, names = grid(jax.devices(), hosts, axes)
-    return Mesh(devices, names, axis_types=kinds(axis_types, len(names)))
-
-
-def facts() -> dict[str, str]:
-    """What has to be the same in all processes."""
-    found = {name: _version(name) for name in ("collc", "jax", "jaxlib", "flax")}
-    found["python"] = ".".join(platform.python_version_tuple()[:2])
-    for variable, words in (("XLA_FLAGS", read), ("LIBTPU_INIT_ARGS", str.split)):
-        flags = words(os.environ.get(variable, ""))
-        found[variable] = " ".join(sorted(flag for flag in flags if not flag.startswith(OWN)))
-    for variable in sorted(os.environ):
-        if variable.startswith("JAX_") and variable not in OWN_VARIABLES:
-            found[variable] = os.environ[variable]
-    for setting in ("jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_impl"):
-        found[setting] = str(getattr(jax.config, setting))
-    return found
+    return Mesh(devices, names, axis_types=meshes.axis_types(axis_types, len(names)))
 
 
 def _alone(own: Place | None, *given: Any) -> bool:
@@ -146,12 +109,12 @@ def _detected(
     method = options.get("cluster_detection_method")
     if None in (coordinator, processes, process) and method != "deactivate":
         # What jax.distributed.initialize does itself; but here the address is needed before.
-        with _inside_jax("find what a scheduler says"):
+        with inside_jax("find what a scheduler says"):
             from jax._src.clusters import ClusterEnv
 
             detect = ClusterEnv.auto_detect_unset_distributed_params
         coordinator, processes, process, _ = detect(
-            coordinator, processes, process, None, method, _seconds(timeout_s)
+            coordinator, processes, process, None, method, whole_seconds(timeout_s)
         )
     found = {
         "the coordinator's address": coordinator,
@@ -175,114 +138,6 @@ def _detected(
     return coordinator, processes, process
 
 
-def _start(
-    coordinator: str, processes: int, process: int, timeout_s: float, options: dict[str, Any]
-) -> None:
-    """Starts JAX's runtime, which listens at one address."""
-    if _used():
-        raise PlanError(
-            "jax was used before collc.init: it has asked for its devices, and would never see those of "
-            "other processes. Call collc.init before jax.devices(), arrays and anything else of jax."
-        )
-    given = options.get("coordinator_bind_address", os.environ.get("JAX_COORDINATOR_BIND_ADDRESS"))
-    if process == 0:
-        if given is None:
-            bound = addresses.bind_address(coordinator)
-            if warning := addresses.only_here(coordinator, bound):
-                warnings.warn(warning, stacklevel=3)
-            options = {**options, "coordinator_bind_address": str(bound)}
-        here = addresses.towards(coordinator)
-    else:
-        # First by a plain socket: JAX's client ends the process where it cannot connect.
-        here = addresses.reach(coordinator, timeout_s, lambda line: _tell(process, line))
-    with _roll_call(process, timeout_s):
-        jax.distributed.initialize(
-            coordinator_address=coordinator,
-            num_processes=processes,
-            process_id=process,
-            initialization_timeout=_seconds(timeout_s) + 10,  # the service speaks first
-            **options,
-        )
-    # Right after it, so that at exit this runs just before what jax does.
-    ending.leave_where_failed(jax.distributed.is_initialized, ending.AFTER_S * (process == 0))
-    _listen_at(here)
-
-
-def _used() -> bool:
-    from jax._src import xla_bridge
-
-    # Where it is called otherwise, jax itself refuses, only later and in its own words.
-    return getattr(xla_bridge, "backends_are_initialized", bool)()
-
-
-@contextmanager
-def _roll_call(process: int, timeout_s: float) -> Iterator[None]:
-    """Has JAX's service, which ends all processes where some do not come, name those.
-
-    Without a time of its own it waits for longer than its clients do, which know no names. A jax that
-    starts its service in another way is left to it: only the names are then missing.
-    """
-    from jax._src import lib
-
-    inner = getattr(lib, "_jax", None)
-    usual = getattr(inner, "get_distributed_runtime_service", None)
-
-    def service(*given: Any, **options: Any) -> Any:
-        assert usual is not None
-        try:
-            return usual(*given, cluster_register_timeout=_seconds(timeout_s), **options)
-        except TypeError:  # it has no such argument
-            return usual(*given, **options)
-
-    line = (
-        f"waiting for the other processes for {addresses.PATIENCE_S:g} s; after {timeout_s:g} s JAX "
-        "ends all, and names some that have not come: its task names are numbers of processes"
-    )
-    notice = Timer(addresses.PATIENCE_S, _tell, (process, line))
-    notice.daemon = True
-    notice.start()
-    if inner is not None and usual is not None:
-        inner.get_distributed_runtime_service = service
-    try:
-        yield
-    finally:
-        if inner is not None and usual is not None:
-            inner.get_distributed_runtime_service = usual
-        notice.cancel()
-
-
-def _listen_at(address: str) -> None:
-    """Has gloo listen at this address, not at what the host's name happens to resolve to."""
-    if getattr(jax.config, "jax_cpu_collectives_implementation", None) != "gloo":
-        return
-    with _inside_jax("have gloo listen at one address"):
-        from jax._src import distributed, xla_bridge
-        from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
-
-        state, made = distributed.global_state, xla_bridge.make_cpu_client
-        gloo, register = _jax.make_gloo_tcp_collectives, xla_bridge.register_backend_factory
-
-    def client() -> Any:
-        if state.client is None:  # after jax.distributed.shutdown
-            return made()
-        return made(gloo(distributed_client=state.client, hostname=address))
-
-    # As jax registers its own; before the first use of a backend, so this one is taken.
-    register("cpu", client, priority=0, fail_quietly=False)
-
-
-@contextmanager
-def _inside_jax(purpose: str) -> Iterator[None]:
-    """Names that jax promises to nobody."""
-    try:
-        yield
-    except (ImportError, AttributeError) as error:
-        raise PlanError(
-            f"collc.init does not know how to {purpose} with jax {_version('jax')}: {error}. Take the "
-            "jax that this collc was made for, or a newer collc."
-        ) from error
-
-
 def _whereabouts(own: Place | None) -> tuple[str, str]:
     """This host's name, and its boot, which tells apart machines of one name."""
     if own is not None:
@@ -294,10 +149,6 @@ def _whereabouts(own: Place | None) -> tuple[str, str]:
     return socket.gethostname(), boot
 
 
-def _tell(process: int, line: str) -> None:
-    print(f"collc.init, process {process}: {line}", file=sys.stderr, flush=True)
-
-
 def _checked(timeout_s: Any) -> float:
     number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
     if not number or not 0 < timeout_s <= LONGEST_S:
@@ -306,14 +157,3 @@ def _checked(timeout_s: Any) -> float:
             "most."
         )
     return float(timeout_s)
-
-
-def _seconds(timeout_s: float) -> int:
-    return max(1, math.ceil(timeout_s))  # JAX takes whole ones
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "none"

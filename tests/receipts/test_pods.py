@@ -89,10 +89,6 @@ def test_a_pod_is_named_by_a_text(shapes):
         (("H100",), {}, "Did you mean h100"),
         (("h100", {"gpu": 8, "host": 3}), dict(hosts=2), "2 hosts with 8 GPUs each have 16"),
         (("h100", {"gpu": 12}), {}, "hold 12 GPUs, which do not fill hosts of 8"),
-        (("h100", {}), {}, "axes is empty"),
-        (("h100", {"a b": 8}), {}, "'a b' cannot name an axis"),
-        (("h100", {"gpu": 0}), {}, "the size of axis gpu has to be a positive integer, not 0"),
-        (("h100", ["gpu"]), {}, "axes has to map names to sizes"),
         (("h100",), dict(hosts=True), "hosts has to be a positive integer, not True"),
         (("h100",), dict(hosts=-1), "hosts has to be a positive integer, not -1"),
         (("h100",), dict(gpus=1.5), "gpus has to be a positive integer, not 1.5"),
@@ -102,14 +98,28 @@ def test_a_pod_is_named_by_a_text(shapes):
         (("h100",), dict(domain=16), "domain=16 is more than the 8 GPUs of the pod"),
         (("h100",), dict(domain=0), "domain has to be a positive integer, not 0"),
         (("gb200-nvl72",), dict(hosts=19), "19 hosts with 4 GPUs each do not divide"),
-        (("h100",), dict(axis_types=(AxisType.Auto,)), "one for each of 2 axes"),
-        (("h100",), dict(axis_types="Auto"), "one for each of 2 axes"),
         (("no/such.toml",), {}, "target file no/such.toml: No such file"),
     ],
 )
 def test_a_pod_that_cannot_be_is_refused(arguments, numbers, said):
     with pytest.raises(PodError, match=re.escape(said)):
         collc.pod(*arguments, **numbers)
+
+
+@pytest.mark.parametrize(
+    ("axes", "axis_types", "said"),
+    [
+        ({}, None, "axes maps names to sizes"),
+        (["gpu"], None, "axes maps names to sizes"),
+        ({"a b": 8}, None, "'a b' cannot name an axis"),
+        ({"gpu": 0}, None, "the size of axis gpu has to be a positive integer, not 0"),
+        (None, (AxisType.Auto,), "one for each of 2 axes"),
+        (None, "Auto", "one for each of 2 axes"),
+    ],
+)
+def test_axes_that_are_none_are_refused(axes, axis_types, said):
+    with pytest.raises(MeshError, match=re.escape(said)):
+        collc.pod("h100", axes, axis_types=axis_types)
 
 
 @pytest.mark.parametrize(

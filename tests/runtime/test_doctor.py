@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -15,9 +16,11 @@ from typer.testing import CliRunner
 
 from collc.cli import app, common
 from collc.cli.doctor import show
+from collc.errors import PlanError
 from collc.runtime.doctor import sweep
 from collc.runtime.doctor import together as hosts_together
 from collc.runtime.doctor.finding import error, note, ok, warning
+from collc.runtime.doctor.host import Host
 
 BENCHMARKS = str(Path(__file__).parents[2] / "benchmarks")
 sys.path.insert(0, BENCHMARKS)
@@ -122,6 +125,23 @@ def test_what_fails_on_the_way_loses_no_finding(monkeypatch):
     (job,) = errors(done.stdout)
     assert (job["check"], job["found"]) == ("job", "RuntimeError: UNAVAILABLE: Gloo")
     assert "--timeout" in job["remedy"]
+
+
+def test_what_is_amiss_is_said_while_others_are_awaited(monkeypatch, capsys):
+    """JAX aborts a process that waits for one that never comes."""
+
+    def init(timeout_s):
+        time.sleep(timeout_s)
+        raise PlanError("nobody came")
+
+    monkeypatch.setattr(hosts_together, "init", init)
+    mine = [ok("python", "3.11"), warning("clock", "h3's is 2 s late", "Start chrony.")]
+    for own, said in (
+        (mine, "amiss here so far:\n  warning clock: h3: h3's is 2 s late. Start chrony.\n"),
+        (mine[:1], "nothing is amiss here so far\n"),
+    ):
+        hosts_together.ask(Host({}), "h3", own, several=True, links=False, timeout_s=0.5)
+        assert capsys.readouterr().err == f"collc doctor: waiting for the other processes; {said}"
 
 
 def test_counters_of_a_host_are_told_once(monkeypatch):

@@ -14,11 +14,13 @@ from rich.console import Console
 import collc
 from collc.errors import MeshError, PlanError
 from collc.planning.agree import differences
+from collc.runtime.facts import facts
 from collc.runtime.hosts import shape
-from collc.runtime.init import _detected, _listen_at, _roll_call, _start, facts
+from collc.runtime.init import _detected
 from collc.runtime.launch.job import Host, Job
 from collc.runtime.launch.logs import Logs
 from collc.runtime.place import Place
+from collc.runtime.start import _listen_at, _roll_call, start
 
 from ..processes import run
 
@@ -194,7 +196,7 @@ def test_a_process_that_fails_does_not_wait_for_the_others(host):
 
 LEAVES = """
 import atexit, sys
-from collc.runtime.watchdog.ending import leave_where_failed
+from collc.runtime.ending import leave_where_failed
 atexit.register(print, "waits for the others")
 for _ in range(2):
     leave_where_failed(lambda: {waits})
@@ -334,7 +336,7 @@ def test_one_process_has_a_mesh_too(monkeypatch):
     with pytest.raises(PlanError, match="process 2 of 2 cannot be"):
         collc.init("127.0.0.1:1", 2, 2)
     with pytest.raises(PlanError, match=r"Call collc.init before jax.devices\(\)"):
-        _start("127.0.0.1:1", 2, 1, 300, {})
+        start("127.0.0.1:1", 2, 1, 300, {})
 
 
 @pytest.mark.parametrize("wrong", [0, -1, float("nan"), float("inf"), 1e300, True, None, "7"])

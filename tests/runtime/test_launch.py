@@ -6,7 +6,6 @@ import re
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -14,18 +13,17 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
 
-from collc.cli import app
 from collc.errors import LaunchError
 from collc.runtime.launch import job, process
-from collc.runtime.launch.attempt import MOMENT_S, Attempt
+from collc.runtime.launch.attempt import MOMENT_S
 from collc.runtime.launch.failure import Failure, cause
 from collc.runtime.launch.job import Host, Job
-from collc.runtime.launch.logs import LONGEST, Lines, Logs
-from collc.runtime.launch.signals import PASSED_ON, Signals
+from collc.runtime.launch.logs import Logs
 from collc.runtime.place import RESTART, Place, place
 from collc.runtime.xla_flags import DEVICES, PATIENCE, read, virtual
+
+from .shells import running
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs process groups")
 GREETING = (
@@ -83,32 +81,6 @@ def test_flags_of_xla_are_kept_also_those_in_a_file(tmp_path):
     assert read("  ") == [] and read(" --xla_a ") == ["--xla_a"]
     with pytest.raises(LaunchError, match=r"XLA_FLAGS is 'xla_a=1', .* No such file"):
         virtual("xla_a=1", 2)
-
-
-@pytest.mark.parametrize(
-    "pieces, found",
-    [
-        ([b"a\nb\r\n\nc"], ["a", "b", "", "c"]),
-        ([b"\xe2\x82", b"\xac\n"], ["€"]),
-        ([b"\xff\x00\xfe\n"], [r"\xff" + "\0" + r"\xfe"]),
-        ([b"\xe2\x82"], [r"\xe2\x82"]),
-        ([b"\r 5%", b"\r10%\r", b"\r15%\r", b"\n"], ["15%"]),
-        ([b"one\r", b"\ntwo"], ["one", "two"]),
-        ([b"x" * LONGEST, b"x" * LONGEST + b"yy", b"y\n"], ["x" * LONGEST] * 2 + ["yyy"]),
-        ([b"z" * (2 * LONGEST) + b"\nw\n"], ["z" * LONGEST] * 2 + ["w"]),
-    ],
-)
-def test_lines(pieces, found):
-    lines = Lines()
-    assert [x for data in pieces for x in lines.feed(data, 0.0)] + lines.feed(b"", 0, True) == found
-
-
-def test_the_beginning_of_a_line_is_not_kept_back():
-    lines = Lines()
-    assert lines.feed(b"done\nwaiting ... ", 1.0) == ["done"]
-    assert lines.late(1.9) == [] and lines.late(2.0) == ["waiting ... "] and lines.late(9.0) == []
-    assert lines.feed(b"\n", 10.0) == [], "only the end of what has been shown"
-    assert lines.feed(b"\n", 10.0) == [""]
 
 
 def test_much_and_strange_output_arrives_whole():
@@ -179,20 +151,6 @@ def killer(host, number=signal.SIGKILL, after_s=0.3):
     return started
 
 
-def running(marker):
-    """Processes whose command has the marker."""
-    listed = subprocess.run(["ps", "-A", "-o", "pid=,args="], capture_output=True, text=True).stdout
-    return [line for line in listed.splitlines() if marker in line and "ps -A" not in line]
-
-
-def wait_for(condition, seconds=20.0):
-    end = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < end, "it took too long"
-        time.sleep(0.02)
-    return found
-
-
 @pytest.mark.parametrize(
     "failures, culprit",
     [
@@ -222,7 +180,7 @@ def test_a_victim_that_ends_first_is_not_blamed():
 
 
 def test_the_coordinators_own_error_comes_before_the_launcher_ends_it():
-    from collc.runtime.watchdog import ending
+    from collc.runtime import ending
 
     assert 1.5 * ending.AFTER_S < MOMENT_S
 
@@ -328,205 +286,3 @@ def test_a_port_in_use_is_not_taken(monkeypatch):
         monkeypatch.setattr(job.random, "sample", lambda *_: ports[:1])
         with pytest.raises(LaunchError, match="all in use"):
             job._endpoint("127.0.0.1")
-
-
-def test_signals_are_the_launchers_only_while_it_runs():
-    numbers = [getattr(signal, name) for name in PASSED_ON]
-    before = [signal.getsignal(number) for number in numbers]
-    with Signals() as signals:
-        mine = [signal.getsignal(number) for number in numbers]
-        assert set(mine) <= {signals._came, signal.SIG_IGN} and signals._came in mine
-    assert [signal.getsignal(number) for number in numbers] == before
-
-
-def test_a_signal_that_comes_while_hosts_start_reaches_the_last_too():
-    class Host:
-        def __init__(self):
-            self.sent = []
-
-        def send(self, number):
-            self.sent.append(number)
-
-    signals, hosts = Signals(), [Host() for _ in range(3)]
-    attempt = Attempt(Logs(), signals)
-    for host in hosts:
-        attempt.add(host)  # pyright: ignore[reportArgumentType]
-        signals.pass_on(signal.SIGTERM)
-    assert [host.sent for host in hosts] == [[], [signal.SIGTERM], [signal.SIGKILL]]
-
-
-# ---- the launcher as a process ------------------------------------------------------------------
-
-LAUNCHER = """
-import signal, sys
-for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # whatever whoever runs the tests has it ignore
-    signal.signal(getattr(signal, name), signal.SIG_IGN if name in sys.argv else signal.SIG_DFL)
-from collc.runtime.launch.job import Host, Job
-from collc.runtime.launch.logs import Logs
-job = Job(("sh", "-c", sys.argv[1]), (Host("h0"), Host("h1")), grace_s=5)
-code = job.run(Logs(), max_restarts=3).code
-assert "jax" not in sys.modules
-sys.exit(code)
-"""
-
-
-class Launcher:
-    """A launcher with two shells, in a process of its own."""
-
-    def __init__(self, script, *ignored, **options):
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
-        command = [sys.executable, "-c", LAUNCHER, script, *ignored]
-        self.process = subprocess.Popen(command, text=True, **pipes)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        self.process.kill()
-        self.process.communicate()
-
-    def ready(self):
-        """Waits until both hosts have said so."""
-        assert sorted(self.process.stdout.readline() for _ in "12") == [
-            "h0 | ready\n",
-            "h1 | ready\n",
-        ]
-
-    def end(self):
-        """(exit code, stdout, stderr)"""
-        out, err = self.process.communicate(timeout=30)
-        return self.process.returncode, out, err
-
-
-SAVES = "trap 'echo saved; exit {code}' {name}; echo ready; while :; do sleep 0.05; done"
-
-
-@pytest.mark.parametrize("name, code", [("INT", 0), ("TERM", 5), ("HUP", 0)])
-def test_signals_are_passed_on_once_and_nothing_is_restarted(name, code):
-    with Launcher(SAVES.format(name=name, code=code)) as launcher:
-        launcher.ready()
-        launcher.process.send_signal(getattr(signal, f"SIG{name}"))
-        found, out, err = launcher.end()
-    assert found == code and sorted(out.splitlines()) == ["h0 | saved", "h1 | saved"]
-    said = [f"SIG{name} was passed on to all hosts; a second one kills them"]
-    said += [f"host HOST exited with {code}"] * bool(code)  # either may be the first
-    own = [line for line in err.splitlines() if " | " not in line]  # a shell may say "Hangup"
-    own = [re.sub(r"host h\d", "host HOST", line) for line in own]
-    assert own == [f"collc launch: {line}" for line in said]
-
-
-def test_hosts_that_the_signal_kills():
-    with Launcher("echo ready; sleep 60") as launcher:
-        launcher.ready()
-        launcher.process.send_signal(signal.SIGTERM)
-        assert launcher.end()[0] == 128 + signal.SIGTERM
-
-
-def test_a_second_signal_kills():
-    with Launcher("trap 'echo no' INT; echo ready; while :; do sleep 0.05; done") as launcher:
-        launcher.ready()
-        launcher.process.send_signal(signal.SIGINT)
-        assert launcher.process.stdout.readline().endswith("| no\n")
-        assert launcher.process.poll() is None
-        launcher.process.send_signal(signal.SIGTERM)
-        assert launcher.end()[0] == 128 + signal.SIGINT
-
-
-def test_nohup_is_respected():
-    with Launcher(SAVES.format(name="TERM", code=0), "SIGHUP") as launcher:
-        launcher.ready()
-        launcher.process.send_signal(signal.SIGHUP)
-        launcher.process.send_signal(signal.SIGTERM)
-        code, _, err = launcher.end()
-    assert code == 0 and "SIGHUP" not in err
-
-
-def test_a_launcher_that_is_killed_leaves_nobody_behind():
-    marker = f"{time.time_ns() % 10**9 + 10**6}"
-    with Launcher(f"trap '' TERM HUP; sleep {marker} & echo ready; sleep {marker}") as launcher:
-        launcher.ready()
-        assert len(running(f"sleep {marker}")) >= 4
-        launcher.process.kill()
-        launcher.process.wait()
-        wait_for(lambda: not running(f"sleep {marker}"))
-
-
-def test_a_reader_that_leaves_ends_the_job_as_ctrl_c_does(tmp_path):
-    trap = f"trap 'echo saved >> {tmp_path}/saved; exit 0' INT"
-    script = f"{trap}; while :; do echo ready; sleep 0.05; done"
-    with Launcher(script) as launcher:
-        launcher.process.stdout.readline()
-        launcher.process.stdout.close()
-        err = launcher.process.stderr.read()
-        assert launcher.process.wait(20) == 1 and err.splitlines()[-1].startswith("BrokenPipeError")
-    assert (tmp_path / "saved").read_text() == "saved\nsaved\n"
-
-
-# ---- the command --------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def command():
-    """`command("--hosts", "2", "--", "true")` is `collc launch --hosts 2 -- true`."""
-    return lambda *words: CliRunner().invoke(app, ("launch", *words))
-
-
-@pytest.mark.parametrize("dashes", [("--",), ()])
-def test_the_command(command, dashes):
-    script = 'echo "$# $1 $2"; exit $COLLC_RESTARTS'
-    words = (
-        "--hosts",
-        "3",
-        "--devices-per-host=2",
-        *dashes,
-        "sh",
-        "-c",
-        script,
-        "x",
-        "--hosts",
-        "--",
-    )
-    result = command(*words)
-    assert result.exit_code == 0, result.output
-    assert sorted(result.stdout.splitlines()) == [f"h{i} | 2 --hosts --" for i in range(3)]
-
-
-def test_the_command_leaves_with_the_code_of_the_host(command):
-    result = command("--hosts", "1", "--max-restarts", "2", "--", "sh", "-c", "kill -9 $$")
-    assert result.exit_code == 137
-    assert "restart 2 of 2" in result.stderr and "killed by SIGKILL" in result.stderr
-
-
-@pytest.mark.parametrize(
-    "words, code, why",
-    [
-        ((), 1, "there is no command"),
-        (("--", "no-such-program"), 1, "error: there is no program 'no-such-program' on the PATH."),
-        (("--hosts", "0", "--", "true"), 2, "hosts"),
-        (("--hosts", "1025", "--", "true"), 2, "hosts"),
-        (("--max-restarts", "-1", "--", "true"), 2, "max-restarts"),
-        (("--grace", "-1", "--", "true"), 2, "grace"),
-    ],
-)
-def test_the_command_refuses(command, words, code, why):
-    result = command(*words)
-    assert result.exit_code == code and why in result.stderr
-    assert "Traceback" not in result.stderr
-
-
-def test_colours_are_for_terminals(monkeypatch):
-    for name in ("NO_COLOR", "FORCE_COLOR"):
-        monkeypatch.delenv(name, raising=False)
-    script = r"printf '\033[31mred\033[0m \033[2Jgone\n'"
-    monkeypatch.setenv("TERM", "xterm-256color")
-    texts = []
-    for options in ({}, {"force_terminal": True}, {"force_terminal": True, "no_color": True}):
-        console = Console(file=io.StringIO(), **options)
-        Job(("sh", "-c", script), (Host("h0"),)).run(Logs(console, console))
-        texts.append(console.file.getvalue())
-    plain = "h0 | red \\x1b[2Jgone\n"
-    assert texts == [
-        plain,
-        "\x1b[36mh0 | \x1b[0m\x1b[31mred\x1b[0m \\x1b[2Jgone\x1b[0m\n",
-        plain,
-    ]

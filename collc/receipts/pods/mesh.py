@@ -18,9 +18,9 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh
 
-from collc.analysis.mesh import MOST_RANKS, parse_mesh
+from collc.analysis.mesh import MOST_RANKS, checked_axes, parse_mesh, show_mesh
 from collc.errors import PodError
-from collc.language.algebra import is_axis
+from collc.lowering import meshes
 from collc.receipts.pods import target as targets
 from collc.receipts.pods import toolchain
 from collc.receipts.pods.target import Target
@@ -74,13 +74,14 @@ def pod(
     ``pod("h100", hosts=64, gpus=8)`` has axes host=64 and gpu=8, ``pod("gb200-nvl72",
     {"rack": 2, "gpu": 72})`` 36 hosts. Equal arguments give equal meshes. Raises PodError where
     sizes do not fit each other, for a target that does not exist or is not well formed, and where
-    jax's CUDA plugin or ptxas is missing: ``pip install "collc[pods]"``.
+    jax's CUDA plugin or ptxas is missing: ``pip install "collc[pods]"``; MeshError for ``axes`` and
+    ``axis_types`` that are none.
     """
     if not isinstance(target, str | os.PathLike) or isinstance(target, bytes):
         raise PodError(f"a pod takes the name of a target or a file, not {target!r}")
     chosen = targets.find(target)
     shape = _shape(chosen, axes, hosts, gpus, domain)
-    kinds = _axis_types(axis_types, len(shape.axes))
+    kinds = meshes.axis_types(axis_types, len(shape.axes))
     devices = _devices(chosen, shape.topology, shape.gpus, shape.domain)
     grid = np.array(devices, dtype=object).reshape(tuple(shape.axes.values()))
     return Mesh(grid, tuple(shape.axes), axis_types=kinds)
@@ -154,12 +155,12 @@ def _shape(
 ) -> _Shape:
     gpus = target.gpus_per_host if gpus is None else _positive("gpus", gpus)
     if axes is not None:
-        axes = _axes(axes)
+        axes = checked_axes(axes)
         if hosts is None:
             size = math.prod(axes.values())
             if size % gpus:
                 raise PodError(
-                    f"the axes {_shown(axes)} hold {size} GPUs, which do not fill hosts of {gpus} "
+                    f"the axes {show_mesh(axes)} hold {size} GPUs, which do not fill hosts of {gpus} "
                     f"({target.name}). Give axes whose product is a multiple of {gpus}, or gpus=."
                 )
             hosts = size // gpus
@@ -168,7 +169,7 @@ def _shape(
     total = hosts * gpus
     if math.prod(axes.values()) != total:
         raise PodError(
-            f"the axes {_shown(axes)} hold {math.prod(axes.values())} GPUs, but {hosts} hosts with "
+            f"the axes {show_mesh(axes)} hold {math.prod(axes.values())} GPUs, but {hosts} hosts with "
             f"{gpus} GPUs each have {total}. Their product has to be {total}."
         )
     if total > MOST_RANKS:
@@ -196,40 +197,10 @@ def _shape(
     return _Shape(axes, gpus, domain, f"{total // domain}x{inner[0]}x{inner[1]}")
 
 
-def _axes(axes: Mapping[str, int]) -> dict[str, int]:
-    if not isinstance(axes, Mapping):
-        raise PodError(
-            f"axes has to map names to sizes, as in {{'host': 2, 'gpu': 8}}, not {axes!r}"
-        )
-    if not axes:
-        raise PodError("axes is empty. Name at least one, as in {'gpu': 8}.")
-    for name in axes:
-        if not isinstance(name, str) or not is_axis(name):
-            why = "letters, digits and _ can, but no word of Python's own"
-            raise PodError(f"{name!r} cannot name an axis: {why}.")
-    return {name: _positive(f"the size of axis {name}", size) for name, size in axes.items()}
-
-
 def _positive(what: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
         raise PodError(f"{what} has to be a positive integer, not {value!r}.")
     return int(value)
-
-
-def _shown(axes: Mapping[str, int]) -> str:
-    return ",".join(f"{axis}={size}" for axis, size in axes.items())
-
-
-def _axis_types(kinds: Any, count: int) -> tuple[AxisType, ...]:
-    if kinds is None or isinstance(kinds, AxisType):
-        return (kinds or AxisType.Auto,) * count
-    kinds = tuple(kinds) if isinstance(kinds, Sequence) else (kinds,)
-    if len(kinds) != count or not all(isinstance(kind, AxisType) for kind in kinds):
-        raise PodError(
-            f"axis_types has to be one jax.sharding.AxisType, or one for each of {count} axes, not "
-            f"{kinds!r}."
-        )
-    return kinds
 
 
 # ---- devices ------------------------------------------------------------------------------------

@@ -78,15 +78,16 @@ VIRTUAL = DEVICES.removeprefix("--")
 
 
 def flags(text: str) -> list[tuple[str, str]]:
-    """(name, value) of each flag, in order; a flag without a value has "".
+    """(name, value) of each flag, in order; a flag without a value has "". XLA knows no others.
 
-    >>> flags("--xla_a=1 --xla_b")
+    >>> flags("--xla_a=1 --xla_b -xla_c")
     [('xla_a', '1'), ('xla_b', '')]
     """
     return [
         (name, value)
         for word in text.split()
-        for name, _, value in [word.lstrip("-").partition("=")]
+        if word.startswith("--")
+        for name, _, value in [word.removeprefix("--").partition("=")]
     ]
 
 

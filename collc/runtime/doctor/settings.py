@@ -1,5 +1,6 @@
 """Variables of JAX, of its allocator and of CUDA that are for debugging, or that make a run slow."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -21,11 +22,23 @@ def _is(*values: str) -> Callable[[Mapping[str, str], str], bool]:
     return lambda environment, name: environment.get(name, "").strip().lower() in values
 
 
-def _greedy(environment: Mapping[str, str], name: str) -> bool:
+def _share(environment: Mapping[str, str], name: str) -> float:
     try:
-        return float(environment.get(name, "0")) > 0.95
+        return float(environment.get(name) or 0.0)
     except ValueError:
-        return True
+        return math.nan
+
+
+def _greedy(environment: Mapping[str, str], name: str) -> bool:
+    return _share(environment, name) > 0.95
+
+
+def _no_number(environment: Mapping[str, str], name: str) -> bool:
+    return math.isnan(_share(environment, name))
+
+
+def _twice(environment: Mapping[str, str], name: str) -> bool:
+    return bool(environment.get(SHARE) and environment.get(name))
 
 
 @dataclass(frozen=True)
@@ -39,6 +52,7 @@ class Setting:
     remedy: str
 
 
+SHARE, OLD_SHARE = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"
 SETTINGS = (
     Setting("JAX_DISABLE_JIT", _on, Level.ERROR,
             "runs every operation on its own; plans and receipts need jit", "unset JAX_DISABLE_JIT"),
@@ -66,9 +80,12 @@ SETTINGS = (
     Setting("XLA_PYTHON_CLIENT_PREALLOCATE", _off, Level.NOTE,
             "lets memory grow in pieces, which can split it up",
             "unset XLA_PYTHON_CLIENT_PREALLOCATE where nothing else uses the GPU"),
-    Setting("XLA_PYTHON_CLIENT_MEM_FRACTION", _greedy, Level.WARNING,
-            "leaves NCCL and CUDA no memory of their own",
-            "set XLA_PYTHON_CLIENT_MEM_FRACTION to 0.9 or less"),
+    *(Setting(name, _greedy, Level.WARNING, "leaves NCCL and CUDA no memory of their own",
+              f"set {name} to 0.9 or less") for name in (SHARE, OLD_SHARE)),
+    *(Setting(name, _no_number, Level.ERROR, "is no number: jax starts no GPU with it",
+              f"unset {name}, or set it to a share such as 0.75") for name in (SHARE, OLD_SHARE)),
+    Setting(OLD_SHARE, _twice, Level.ERROR, f"is given beside {SHARE}: jax starts no GPU with both",
+            f"unset {OLD_SHARE}, which is the old name"),
     Setting("CUDA_LAUNCH_BLOCKING", _on, Level.WARNING, "waits for each kernel: nothing overlaps",
             "unset CUDA_LAUNCH_BLOCKING"),
 )  # fmt: skip

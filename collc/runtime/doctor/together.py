@@ -1,13 +1,16 @@
 """A job's hosts together: their clocks, the order of their devices, their links, and all findings."""
 
 import json
+import sys
 import time
 from dataclasses import asdict, dataclass
+from threading import Timer
 from typing import Any
 
 import jax
 
 from collc.planning.agree import distributed, meet
+from collc.runtime.addresses import PATIENCE_S
 from collc.runtime.doctor import network, pcie, rdma
 from collc.runtime.doctor.devices import Placed, order
 from collc.runtime.doctor.finding import Finding, Level, Said, error, message, note
@@ -73,6 +76,9 @@ def ask(
 
 def _start(so_far: Job, timeout_s: float) -> bool:
     """Whether the job starts: where not, unlike programs would wait for each other for ever."""
+    notice = Timer(min(PATIENCE_S, timeout_s / 2), _aside, (tuple(so_far.found),))
+    notice.daemon = True
+    notice.start()
     try:
         init(timeout_s=timeout_s)
     except Exception as problem:
@@ -80,7 +86,20 @@ def _start(so_far: Job, timeout_s: float) -> bool:
         remedy = "Do as it says, then run collc doctor again."
         so_far.fails(problem, remedy if met else "See the log of process 0, and its address.")
         return False
+    finally:
+        notice.cancel()
     return True
+
+
+def _aside(found: tuple[Said, ...]) -> None:
+    """Says on stderr what is amiss here: JAX ends this process if others never come."""
+    amiss = [(host, f) for host, f in found if f.level in (Level.WARNING, Level.ERROR)]
+    lines = [f"  {f.level} {f.check}: {host}: {f.found}. {f.remedy}" for host, f in amiss]
+    said = "amiss here so far:" if amiss else "nothing is amiss here so far"
+    print(
+        "\n".join([f"collc doctor: waiting for the other processes; {said}", *lines]),
+        file=sys.stderr,
+    )
 
 
 def _names(so_far: Job, host: Host, name: str, timeout_s: float) -> None:

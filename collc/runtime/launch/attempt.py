@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable
 
 from collc.errors import LaunchError
+from collc.runtime.ending import AFTER_S
 from collc.runtime.launch.failure import Failure, cause, name_of
 from collc.runtime.launch.logs import Logs
 from collc.runtime.launch.process import Process
 from collc.runtime.launch.signals import Signals
-from collc.runtime.watchdog.ending import AFTER_S
 
 TICK_S = 0.05  # how often processes are looked after where nobody writes
 # In which others may fail for the same reason, before they are ended. The coordinator, which may be

@@ -4,7 +4,6 @@ import faulthandler
 import itertools
 import math
 import os
-import socket
 import threading
 import time
 import traceback
@@ -12,9 +11,10 @@ from dataclasses import replace
 from typing import Any, NoReturn, Self
 
 from collc.errors import DataError
-from collc.planning.agree import distributed, state
-from collc.runtime.place import RESTART, place
-from collc.runtime.watchdog import ending, words
+from collc.planning.agree import distributed, host_name, state
+from collc.runtime import ending
+from collc.runtime.place import RESTART
+from collc.runtime.watchdog import words
 from collc.runtime.watchdog.beats import DONE, ENDING, FAILED, RUNNING, Beat, Store
 from collc.runtime.watchdog.clock import Clock
 from collc.runtime.watchdog.judge import Limits, Seen, Verdict, View, judge
@@ -73,8 +73,7 @@ class Watchdog:
     def __enter__(self) -> Self:
         if self._judge is not None:
             raise DataError("a Watchdog watches once. Make another one for another loop.")
-        here, job = place(), state()
-        self._host = here.host if here else socket.gethostname()
+        self._host, job = host_name(), state()
         self._me, n = (job.process_id, job.num_processes) if distributed() else (0, 1)
         shortest = min(self._limits.timeout, self._limits.silent) / PARTS
         self._pause = min(1.0, shortest)
