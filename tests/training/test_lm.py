@@ -200,6 +200,22 @@ def test_a_checkpoint_of_another_run_is_refused(stopped):
         train(config.resumed(stopped))
 
 
+def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_taken(stopped):
+    saved = stopped / "checkpoints"
+    shutil.copytree(saved / "step_00000005", saved / "step_00000006")
+    plan = (stopped / "plan.txt").read_text()
+    corpus = json.loads((stopped / "config.json").read_text())["corpus"]
+    told = []
+    with folder.open_run(config.resumed(stopped), plan, corpus, told.append) as run:
+        assert run.start == 5
+    (line,) = told
+    assert "is that of step 5. It is damaged_step_00000006 now, and step 5 is taken." in line
+    assert sorted(path.name for path in saved.iterdir()) == [
+        "damaged_step_00000006",
+        "step_00000005",
+    ]
+
+
 @pytest.mark.newest_only
 def test_a_run_without_a_checkpoint_says_that_it_starts_over_and_keeps_its_metrics(stopped):
     os.rename(stopped / "checkpoints", stopped.parent / "lost")

@@ -10,7 +10,7 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,9 +78,11 @@ def _check_fresh(path: Path) -> None:
 
 
 @contextmanager
-def open_run(config: TrainConfig, plan: str, corpus: str) -> Iterator[RunFolder]:
+def open_run(
+    config: TrainConfig, plan: str, corpus: str, tell: Callable[[str], object] = print
+) -> Iterator[RunFolder]:
     """Make the folder of a fresh run, or check that of a resumed one, and keep others out of it.
-    `plan` is its text, `corpus` its digest.
+    `plan` is its text, `corpus` its digest. `tell` hears of damaged checkpoints that were set aside.
 
     Raises CheckpointError if a fresh run would write over another one, a resumed one would not be
     the same, or another process is at it; PlanError if the plan or one of its schedules differs;
@@ -89,7 +91,7 @@ def open_run(config: TrainConfig, plan: str, corpus: str) -> Iterator[RunFolder]
     if config.resume:
         path = same_run(config)
         with locked(path):
-            yield RunFolder(path, _checkpoint(path, plan, corpus))
+            yield RunFolder(path, _checkpoint(path, plan, corpus, tell))
         return
     path = config.folder or _fresh_path(config.demo)
     try:
@@ -124,7 +126,9 @@ def same_run(config: TrainConfig) -> Path:
     return path
 
 
-def _checkpoint(path: Path, plan: str, corpus: str) -> Checkpoint | None:
+def _checkpoint(
+    path: Path, plan: str, corpus: str, tell: Callable[[str], object]
+) -> Checkpoint | None:
     """The one to go on from, if there is one; it and the folder agree with plan and corpus."""
     try:
         old_plan = (path / PLAN).read_text(encoding="utf-8")
@@ -133,7 +137,7 @@ def _checkpoint(path: Path, plan: str, corpus: str) -> Checkpoint | None:
         raise CheckpointError(
             f"{path} is not a whole run folder ({error!r}). Start a fresh run in another one."
         ) from error
-    found = checkpoint.latest(path / CHECKPOINTS) if checkpoint.steps(path / CHECKPOINTS) else None
+    found = checkpoint.find(path / CHECKPOINTS, tell)
     for saved in (old_plan, found and found.notes.get("plan")):
         if saved is not None and saved != plan:
             raise PlanError(

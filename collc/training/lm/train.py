@@ -122,7 +122,9 @@ def train(
     trainer = Trainer(config, mesh, plan, corpus)
     with (
         interrupt or Interrupt() as interrupt,
-        folder.open_run(config, plan_text, corpus.digest) as run,
+        folder.open_run(
+            config, plan_text, corpus.digest, lambda told: report.say(console, told)
+        ) as run,
     ):
         interrupt.starting = False
         report.opening(console, plan.explain(), run, config, corpus, trainer.parameters, mesh.size)
