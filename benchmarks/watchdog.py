@@ -64,19 +64,14 @@ def train_step(mesh: Any) -> Callable[[], None]:
 
 
 def measure(me: int, port: int, turns: int) -> dict[str, Any]:
-    import jax
-    import numpy as np
-    from jax._src import distributed
-
     import collc
-    from collc.planning.agree import share
+    from collc.planning.agree import share, state
     from collc.runtime.watchdog.beats import Beat, Store
     from collc.runtime.watchdog.watchdog import Watchdog
 
     address = f"127.0.0.1:{port}"
-    collc.init(address, PROCESSES, me, coordinator_bind_address=address)
-    mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(PROCESSES, DEVICES), ("host", "gpu"))
-    run = train_step(mesh)
+    # Two processes of one host, taken for two.
+    run = train_step(collc.init(address, PROCESSES, me, axes={"host": PROCESSES, "gpu": DEVICES}))
     run()
     began = time.perf_counter()
     for _ in range(20):
@@ -104,7 +99,7 @@ def measure(me: int, port: int, turns: int) -> dict[str, Any]:
 
     costs = {}
     for n in (PROCESSES, POD):
-        store = Store(distributed.global_state.client, 1_000_000 * n + me)
+        store = Store(state().client, 1_000_000 * n + me)
         for process in range(n):
             store.publish(process, Beat(f"host{process:04}", 10_000 + process, 99, 999, 42, "wait"))
         costs[str(n)] = per_call(partial(turn_of, store), 300)
@@ -169,6 +164,8 @@ def report(found: list[dict[str, Any]], turns: int) -> list[str]:
     beats = len(PHASES) * mine["beat"] / step
     turn, most = (found[1]["turn"][str(n)] for n in (PROCESSES, POD))
     parts = beats + turn[1]  # a turn a second
+    again = abs(float(np.median(pairs["plain again"])) - 1)
+    noise = f", within a noise of {again:.1%}" if again >= MOST - 1 else ""
     return [
         *common.prose(
             f"Steps of the `{SIZE}` Transformer on {PROCESSES} processes with {DEVICES} virtual CPU",
@@ -181,8 +178,8 @@ def report(found: list[dict[str, Any]], turns: int) -> list[str]:
         *common.table(
             ["promise", "measured", "at most", ""],
             [
-                ["step time, watched", f"{cost:.4f}", f"{MOST:.2f}", common.verdict(cost, MOST)],
                 ["by parts", f"{1 + parts:.4f}", f"{MOST:.2f}", common.verdict(1 + parts, MOST)],
+                ["in turns", f"{cost:.4f}", f"{MOST:.2f}", f"{common.verdict(cost, MOST)}{noise}"],
             ],
         ),
         "",

@@ -98,7 +98,7 @@ def placed(schedule: Schedule, mesh: Mapping[str, int], source: str) -> Schedule
 # ---- code of schedule files ---------------------------------------------------------------------
 
 LOOP = "Look for a loop that never ends"
-left_behind: list[threading.Thread] = []  # threads of schedule files, which nobody waits for
+left_behind: list[threading.Thread] = []  # threads that nobody waits for
 
 
 class _Stop(KeyboardInterrupt):

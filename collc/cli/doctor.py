@@ -11,7 +11,7 @@ import typer
 
 from collc.cli import common
 from collc.cli.common import Debug, Json, Output, guarded, print_json
-from collc.runtime.doctor.examine import examine, facts
+from collc.runtime.doctor.examine import examine, gathered
 from collc.runtime.doctor.finding import Finding, Level, Said, listed
 from collc.runtime.doctor.host import Host
 from collc.runtime.doctor.jobs import called, read_job
@@ -51,19 +51,19 @@ def doctor(
     Leaves with 1 where there are errors, with 0 where there are none; warnings do not count.
     """
     host = Host(os.environ)
-    own = facts(host, timeout)
-    of, unclear = read_job(os.environ)
+    own = gathered(host, timeout)
+    job, unclear = read_job(os.environ)
     name = called(os.environ, own.name)
     mine = examine(host, own)
     found, prints = [(name, finding) for finding in mine], True
-    wanted = of is not None if links is None else links
+    wanted = job is not None if links is None else links
     # XLA would abort this process too, where it has aborted the other one.
-    if own.probe.started and not unclear and (of is not None or wanted):
+    if own.probe.started and not unclear and (job is not None or wanted):
         from collc.runtime.doctor.sweep import left_behind
         from collc.runtime.doctor.together import ask
 
         with _printed_elsewhere():
-            asked = ask(host, name, mine, of is not None, wanted, timeout)
+            asked = ask(host, name, mine, job is not None, wanted, timeout)
         found, prints = asked.found, asked.prints
         common.left_behind.extend(left_behind)
     if not prints:
@@ -96,7 +96,9 @@ def _printed_elsewhere() -> Iterator[None]:
 
 
 def show(found: Sequence[Said]) -> None:
-    """Prints the findings: what several hosts have in common once, the worst at the end."""
+    """Prints the findings: what several hosts have in common once, the worst at the end. Of several
+    hosts, what is ok is counted, but for links.
+    """
     output = Output()
     hosts: dict[Finding, list[str]] = {}
     for host, finding in found:

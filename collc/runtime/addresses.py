@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from collc.errors import PlanError
+from collc.runtime.patience import patience
 
-# How long to wait in silence for a coordinator that does not answer, and how often to knock.
-PATIENCE_S, KNOCK_S = 10.0, 0.25
+KNOCK_S = 0.25  # between attempts to reach the coordinator
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ def endpoint(text: str) -> Endpoint:
     return Endpoint(bare, int(port))
 
 
-def numbers(at: Endpoint) -> list[str]:
+def resolved(host: str) -> list[str]:
     """The addresses of a host, those of IPv4 first. Raises OSError for an unknown name."""
-    found = socket.getaddrinfo(at.host, at.port, type=socket.SOCK_STREAM)
+    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     found.sort(key=lambda info: info[0] != socket.AF_INET)
     return list(dict.fromkeys(str(info[4][0]) for info in found))
 
@@ -63,8 +63,8 @@ def towards(coordinator: str) -> str:
     at = endpoint(coordinator)
     why = ""
     try:
-        for number in numbers(at):
-            with socket.socket(_family(number), socket.SOCK_DGRAM) as way:
+        for number in resolved(at.host):
+            with socket.socket(family(number), socket.SOCK_DGRAM) as way:
                 try:
                     way.connect((number, at.port))
                     return str(way.getsockname()[0])
@@ -86,7 +86,7 @@ def bind_address(coordinator: str) -> Endpoint:
     """
     at = endpoint(coordinator)
     try:
-        found = numbers(at)
+        found = resolved(at.host)
     except OSError as error:
         raise PlanError(
             f"process 0 is the coordinator, but its address {at} is unknown on this host "
@@ -112,7 +112,7 @@ def bind_address(coordinator: str) -> Endpoint:
 def only_here(coordinator: str, bound: Endpoint) -> str | None:
     """What to warn of where a host's own name means loopback to itself, None if all is well."""
     name = endpoint(coordinator).host
-    if name == "localhost" or _is_number(name) or not ipaddress.ip_address(bound.host).is_loopback:
+    if name == "localhost" or is_number(name) or not is_loopback(bound.host):
         return None
     return (
         f"on this host the name {name} means {bound.host}, which no other host reaches, and the "
@@ -140,7 +140,7 @@ def reach(coordinator: str, timeout_s: float, tell: Callable[[str], None]) -> st
                 "have the same, that process 0 listens there rather than at loopback, and that no "
                 "firewall is between."
             )
-        if waited >= PATIENCE_S and not told:
+        if waited >= patience(timeout_s) and not told:
             told = True
             tell(
                 f"waiting for the coordinator {at} for {waited:.0f} s ({why}), at most {timeout_s:g} s"
@@ -151,7 +151,7 @@ def reach(coordinator: str, timeout_s: float, tell: Callable[[str], None]) -> st
 def _knock(at: Endpoint) -> tuple[str | None, str]:
     """This host's address on a connection that the other side took, or None and why there is none."""
     try:
-        found = numbers(at)
+        found = resolved(at.host)
     except OSError as error:
         return None, f"its name is unknown here: {error.strerror}"
     why = ""
@@ -168,7 +168,7 @@ def _knock(at: Endpoint) -> tuple[str | None, str]:
 
 def _listens(number: str, port: int) -> OSError | None:
     """Why a socket cannot listen there, None if it can."""
-    with socket.socket(_family(number), socket.SOCK_STREAM) as own:
+    with socket.socket(family(number), socket.SOCK_STREAM) as own:
         own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # after a restart
         try:
             own.bind((number, port))
@@ -178,11 +178,22 @@ def _listens(number: str, port: int) -> OSError | None:
     return None
 
 
-def _family(number: str) -> socket.AddressFamily:
+def family(number: str) -> socket.AddressFamily:
+    """IPv4 or IPv6."""
     return socket.AF_INET6 if ":" in number else socket.AF_INET
 
 
-def _is_number(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether it is this host to itself.
+
+    >>> is_loopback("localhost"), is_loopback("127.0.1.1"), is_loopback("h0")
+    (True, True, False)
+    """
+    return host == "localhost" or (is_number(host) and ipaddress.ip_address(host).is_loopback)
+
+
+def is_number(host: str) -> bool:
+    """Whether it is an address, not a name."""
     try:
         ipaddress.ip_address(host)
     except ValueError:

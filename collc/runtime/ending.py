@@ -1,4 +1,6 @@
-"""How a process ends, whatever it hangs in: nothing here waits without a limit."""
+"""How a process ends, whatever it hangs in: nothing here waits without a limit, but `say` for a log
+that nobody reads.
+"""
 
 import atexit
 import os
@@ -57,7 +59,7 @@ def within(seconds: float, code: int) -> None:
         time.sleep(seconds)
         os._exit(code)
 
-    threading.Thread(target=end, name="collc-end", daemon=True).start()
+    threading.Thread(target=end, name=f"{OWN}end", daemon=True).start()
 
 
 def leave(code: int) -> NoReturn:
@@ -72,7 +74,8 @@ def leave_at_exit(code: int) -> None:
 
 
 def leave_where_failed(waits: Callable[[], bool], after_s: float = 0.0) -> None:
-    """Let this process, where an exception that nobody caught ends it, ``leave`` with code 1.
+    """Let this process, where an exception that nobody caught ends it, ``leave`` with code 1; after
+    KeyboardInterrupt by SIGINT, as Python would.
 
     Else jax would wait at exit for the others, and they for this process. Exit handlers that are
     registered later run, those from before do not, jax's among them. ``waits``: asked at exit,

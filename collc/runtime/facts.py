@@ -25,7 +25,10 @@ OWN_VARIABLES = (
 
 
 def facts() -> dict[str, str]:
-    """What has to be the same in all processes."""
+    """What has to be the same in all processes, by name.
+
+    Raises LaunchError where XLA_FLAGS names a file that is not there.
+    """
     found = {name: _version(name) for name in ("collc", "jax", "jaxlib", "flax")}
     found["python"] = ".".join(platform.python_version_tuple()[:2])
     for variable, words in (("XLA_FLAGS", read), ("LIBTPU_INIT_ARGS", str.split)):

@@ -1,14 +1,35 @@
-"""The order of a job's devices: host by host, whichever process and slice they belong to."""
+"""The hosts of a job, and the order of its devices: slice by slice, host by host."""
 
+import json
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jax.sharding import AxisType
 
-from collc.analysis.mesh import checked_axes, show_mesh
+from collc.analysis.mesh import show_mesh
 from collc.errors import MeshError
+from collc.planning.agree import host_name, meet
+from collc.runtime.place import place
+
+SHOWN = 8  # hosts of a kind, in a message
+
+
+def host_of_each(timeout_s: float) -> dict[int, str]:
+    """The host of each process of the job. All of them have to call it.
+
+    Raises PlanError where one does not within this time.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:  # not Linux
+        boot = ""
+    # Hosts of `collc launch` are of one machine.
+    mine = json.dumps([host_name(), "" if place() else boot])
+    said = meet("say its host", mine, timeout_s)
+    return named({process: tuple(json.loads(text)) for process, text in said.items()})
 
 
 def named(said: Mapping[int, tuple[str, str]]) -> dict[int, str]:
@@ -67,7 +88,6 @@ def grid(
     each = by_host(devices, hosts)
     if axes is None:
         axes = {"host": len(each), "gpu": _even(each)}
-    axes = checked_axes(axes)
     if (size := math.prod(axes.values())) != len(devices):
         raise MeshError(
             f"the axes {show_mesh(axes)} need {size} devices, but the job has {len(devices)} "
@@ -78,22 +98,14 @@ def grid(
     return flat.reshape(tuple(axes.values())), tuple(axes)
 
 
-def shape(axes: Any, axis_types: Any) -> dict[str, str]:
+def asked(axes: Mapping[str, int] | None, axis_types: Sequence[AxisType]) -> dict[str, str]:
     """What processes that are to make one mesh have to ask for alike, in words.
 
-    >>> shape({"data": 4, "model": np.int64(2)}, None)
-    {'axes': 'data=4,model=2', 'axis_types': 'Auto'}
-    >>> shape(None, [AxisType.Auto, AxisType.Explicit])
-    {'axes': 'host and gpu', 'axis_types': 'Auto,Explicit'}
+    >>> asked({"data": 4, "model": 2}, [AxisType.Auto] * 2)
+    {'axes': 'data=4,model=2', 'axis_types': 'Auto,Auto'}
     """
-    asked = "host and gpu" if axes is None else repr(axes)
-    if isinstance(axes, Mapping):
-        asked = show_mesh(axes)
-    each = axis_types if isinstance(axis_types, Sequence) else [axis_types or AxisType.Auto]
-    words = [getattr(kind, "name", repr(kind)) for kind in each]
-    if len(set(words)) == 1:  # as if it were given once
-        words = words[:1]
-    return {"axes": asked, "axis_types": ",".join(words)}
+    names = "host and gpu" if axes is None else show_mesh(axes)
+    return {"axes": names, "axis_types": ",".join(kind.name for kind in axis_types)}
 
 
 def _even(each: Mapping[str, list[Any]]) -> int:
@@ -107,7 +119,7 @@ def _even(each: Mapping[str, list[Any]]) -> int:
     return counts.pop()
 
 
-def _counts(each: Mapping[str, list[Any]], most: int = 8) -> str:
+def _counts(each: Mapping[str, list[Any]]) -> str:
     """The hosts by how many devices they have, the rarest first.
 
     >>> _counts({"h0": [0, 1], "h1": [2], "h2": [3, 4]})
@@ -118,8 +130,8 @@ def _counts(each: Mapping[str, list[Any]], most: int = 8) -> str:
         hosts.setdefault(len(own), []).append(host)
     parts = []
     for count, names in sorted(hosts.items(), key=lambda item: (len(item[1]), item[0])):
-        more = f" and {len(names) - most} more" if len(names) > most else ""
-        parts.append(f"{count} on {', '.join(names[:most])}{more}")
+        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+        parts.append(f"{count} on {', '.join(names[:SHOWN])}{more}")
     return ", ".join(parts)
 
 

@@ -1,20 +1,18 @@
 """``collc.init``: JAX's distributed runtime, processes compared, a mesh in the order of hosts."""
 
-import json
 import os
-import socket
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
 from jax.sharding import AxisType, Mesh
 
+from collc.analysis.mesh import checked_axes
 from collc.errors import PlanError
 from collc.lowering import meshes
-from collc.planning.agree import compare, meet
+from collc.planning.agree import compare
 from collc.runtime.facts import facts
-from collc.runtime.hosts import grid, named, shape
+from collc.runtime.hosts import asked, grid, host_of_each
 from collc.runtime.place import Place, place
 from collc.runtime.start import inside_jax, start, whole_seconds
 
@@ -44,8 +42,8 @@ def init(
     axis_types  one for all axes or one for each, as in jax.sharding.Mesh; Auto unless given
     timeout_s   seconds to wait for the other processes, as to start and to be compared
 
-    The devices are in the order of hosts, then of processes, then of ids, also where there are
-    several slices, the last axis fastest. A host is what has one host name. The coordinator, process
+    The devices are in the order of slices, then of hosts, processes and ids, the last axis fastest. A
+    host is what has one host name. The coordinator, process
     0, listens at the number of the coordinator's address only, gloo on each process at the number of
     the interface that reaches it: all at loopback if that is loopback. ``coordinator_bind_address``
     says otherwise.
@@ -57,8 +55,9 @@ def init(
     Raises PlanError where jax was used before or the coordinator does not answer, and, on every
     process, where one has other versions of collc, jax or Python, other XLA flags, settings or axes;
     it names the odd one out. Plans that are made later are compared likewise. Where others do not
-    come at all, JAX aborts the process, and names some. Raises MeshError for hosts with different
-    numbers of devices, and for axes that the devices do not fill.
+    come at all, JAX aborts the process, and names some. Raises MeshError for axes and types that are
+    none, for axes that the devices do not fill, for hosts with different numbers of devices, and for
+    one whose devices are in several slices; LaunchError where XLA_FLAGS names a file that is not there.
     """
     if jax.distributed.is_initialized():
         raise PlanError("collc.init was called before in this process. Call it once, at the start.")
@@ -67,6 +66,8 @@ def init(
             "give timeout_s instead of initialization_timeout: it is for all that waits."
         )
     timeout_s = _checked(timeout_s)
+    axes = None if axes is None else checked_axes(axes)
+    types = meshes.axis_types(axis_types, 2 if axes is None else len(axes))
     own = place()
     if not _alone(own, coordinator_address, num_processes, process_id):
         if own is not None:
@@ -75,8 +76,8 @@ def init(
             process_id = own.process if process_id is None else process_id
             # Also inside an allocation of Slurm, which would leave each process one GPU.
             options = {"cluster_detection_method": "deactivate", **options}
-        found = _detected(coordinator_address, num_processes, process_id, timeout_s, options)
-        mine = {**facts(), **shape(axes, axis_types)}  # raises before others wait for this process
+        found = detected(coordinator_address, num_processes, process_id, timeout_s, options)
+        mine = {**facts(), **asked(axes, types)}  # raises before others wait for this process
         start(*found, timeout_s, options)
         compare("versions, flags and axes", mine, timeout_s)
     elif options:
@@ -84,20 +85,19 @@ def init(
             f"a job of one process starts no runtime, so {', '.join(options)} would have no effect. "
             "Leave them out."
         )
-    said = meet("its host", json.dumps(_whereabouts(own)), timeout_s)
-    hosts = named({process: tuple(json.loads(text)) for process, text in said.items()})
-    devices, names = grid(jax.devices(), hosts, axes)
-    return Mesh(devices, names, axis_types=meshes.axis_types(axis_types, len(names)))
+    devices, names = grid(jax.devices(), host_of_each(timeout_s), axes)
+    return Mesh(devices, names, axis_types=types)
 
 
-def _alone(own: Place | None, *given: Any) -> bool:
+def _alone(
+    own: Place | None, address: str | None, processes: int | None, process: int | None
+) -> bool:
     """Whether the caller asked for one process, and for nobody to talk to."""
-    address, processes, process = given
     elsewhere = own is not None or address or os.environ.get("JAX_COORDINATOR_ADDRESS")
     return processes == 1 and not elsewhere and not process
 
 
-def _detected(
+def detected(
     coordinator: str | None,
     processes: int | None,
     process: int | None,
@@ -136,17 +136,6 @@ def _detected(
             "than there are."
         )
     return coordinator, processes, process
-
-
-def _whereabouts(own: Place | None) -> tuple[str, str]:
-    """This host's name, and its boot, which tells apart machines of one name."""
-    if own is not None:
-        return own.host, ""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:  # not Linux
-        boot = ""
-    return socket.gethostname(), boot
 
 
 def _checked(timeout_s: Any) -> float:

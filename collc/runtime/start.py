@@ -6,19 +6,24 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from threading import Timer
 from typing import Any
 
 import jax
 
 from collc.errors import PlanError
+from collc.planning.agree import state
 from collc.runtime import addresses, ending
+from collc.runtime.patience import notice, patience
 
 
 def start(
     coordinator: str, processes: int, process: int, timeout_s: float, options: dict[str, Any]
 ) -> None:
-    """Starts JAX's runtime, which listens at one address."""
+    """Starts JAX's runtime, which listens at one address.
+
+    Raises PlanError where jax was used before, and where the coordinator's address cannot be, is in
+    use or does not answer.
+    """
     if _used():
         raise PlanError(
             "jax was used before collc.init: it has asked for its devices, and would never see those of "
@@ -35,7 +40,11 @@ def start(
     else:
         # First by a plain socket: JAX's client ends the process where it cannot connect.
         here = addresses.reach(coordinator, timeout_s, lambda line: _tell(process, line))
-    with _roll_call(process, timeout_s):
+    line = (
+        f"waiting for the other processes for {patience(timeout_s):g} s; after {timeout_s:g} s JAX "
+        "ends all, and names some that have not come: its task names are numbers of processes"
+    )
+    with notice(timeout_s, lambda: _tell(process, line)), roll_call(timeout_s):
         jax.distributed.initialize(
             coordinator_address=coordinator,
             num_processes=processes,
@@ -45,7 +54,7 @@ def start(
         )
     # Right after it, so that at exit this runs just before what jax does.
     ending.leave_where_failed(jax.distributed.is_initialized, ending.AFTER_S * (process == 0))
-    _listen_at(here)
+    listen_at(here)
 
 
 def _used() -> bool:
@@ -56,7 +65,7 @@ def _used() -> bool:
 
 
 @contextmanager
-def _roll_call(process: int, timeout_s: float) -> Iterator[None]:
+def roll_call(timeout_s: float) -> Iterator[None]:
     """Has JAX's service, which ends all processes where some do not come, name those.
 
     Without a time of its own it waits for longer than its clients do, which know no names. A jax that
@@ -74,13 +83,6 @@ def _roll_call(process: int, timeout_s: float) -> Iterator[None]:
         except TypeError:  # it has no such argument
             return usual(*given, **options)
 
-    line = (
-        f"waiting for the other processes for {addresses.PATIENCE_S:g} s; after {timeout_s:g} s JAX "
-        "ends all, and names some that have not come: its task names are numbers of processes"
-    )
-    notice = Timer(addresses.PATIENCE_S, _tell, (process, line))
-    notice.daemon = True
-    notice.start()
     if inner is not None and usual is not None:
         inner.get_distributed_runtime_service = service
     try:
@@ -88,24 +90,23 @@ def _roll_call(process: int, timeout_s: float) -> Iterator[None]:
     finally:
         if inner is not None and usual is not None:
             inner.get_distributed_runtime_service = usual
-        notice.cancel()
 
 
-def _listen_at(address: str) -> None:
+def listen_at(address: str) -> None:
     """Has gloo listen at this address, not at what the host's name happens to resolve to."""
     if getattr(jax.config, "jax_cpu_collectives_implementation", None) != "gloo":
         return
     with inside_jax("have gloo listen at one address"):
-        from jax._src import distributed, xla_bridge
+        from jax._src import xla_bridge
         from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 
-        state, made = distributed.global_state, xla_bridge.make_cpu_client
+        made = xla_bridge.make_cpu_client
         gloo, register = _jax.make_gloo_tcp_collectives, xla_bridge.register_backend_factory
 
     def client() -> Any:
-        if state.client is None:  # after jax.distributed.shutdown
+        if state().client is None:  # after jax.distributed.shutdown
             return made()
-        return made(gloo(distributed_client=state.client, hostname=address))
+        return made(gloo(distributed_client=state().client, hostname=address))
 
     # As jax registers its own; before the first use of a backend, so this one is taken.
     register("cpu", client, priority=0, fail_quietly=False)
@@ -113,7 +114,7 @@ def _listen_at(address: str) -> None:
 
 @contextmanager
 def inside_jax(purpose: str) -> Iterator[None]:
-    """Names that jax promises to nobody."""
+    """Raises PlanError where this jax lacks a name of its inside that the block uses."""
     try:
         yield
     except (ImportError, AttributeError) as error:

@@ -10,15 +10,21 @@ DEVICES = "--xla_force_host_platform_device_count"
 PATIENCE, PATIENCE_S = "--xla_cpu_collective_call_terminate_timeout_seconds", 300
 
 
+def named_file(text: str) -> str | None:
+    """The file that a value of XLA_FLAGS names: what begins with no ``-``. None where it is flags."""
+    text = text.strip()
+    return None if not text or text.startswith("-") else text
+
+
 def read(text: str) -> list[str]:
-    """The flags in a value of XLA_FLAGS, or in the file that it names: what begins with no ``-``.
+    """The flags in a value of XLA_FLAGS, or in the file that it names.
 
     Raises LaunchError where there is no such file: XLA would abort the process.
     """
-    if not text.strip() or text.lstrip().startswith("-"):
+    if (file := named_file(text)) is None:
         return text.split()
     try:
-        return Path(text).read_text(encoding="utf-8").split()
+        return Path(file).read_text(encoding="utf-8").split()
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         raise LaunchError(

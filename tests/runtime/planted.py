@@ -31,4 +31,4 @@ def only(findings: list[Finding], level: str, *words: str) -> None:
 
 
 def well(findings: list[Finding]) -> None:
-    assert {f.level for f in findings} <= {Level.OK}, findings
+    assert {f.level for f in findings} == {Level.OK}, findings

@@ -6,7 +6,6 @@ import threading
 import pytest
 
 from collc.errors import PlanError
-from collc.runtime import addresses
 from collc.runtime.addresses import Endpoint, bind_address, endpoint, only_here, reach, towards
 
 NOWHERE = "192.0.2.1"  # an address for documentation only (RFC 5737)
@@ -102,8 +101,7 @@ def test_an_unknown_name_is_said(monkeypatch):
         bind_address("h9:1")
 
 
-def test_a_coordinator_that_does_not_come_is_named(monkeypatch):
-    monkeypatch.setattr(addresses, "PATIENCE_S", 0.2)
+def test_a_coordinator_that_does_not_come_is_named():
     server, at = listening()
     server.close()
     told = []

@@ -137,8 +137,8 @@ def test_what_is_amiss_is_said_while_others_are_awaited(monkeypatch, capsys):
     monkeypatch.setattr(hosts_together, "init", init)
     mine = [ok("python", "3.11"), warning("clock", "h3's is 2 s late", "Start chrony.")]
     for own, said in (
-        (mine, "amiss here so far:\n  warning clock: h3: h3's is 2 s late. Start chrony.\n"),
-        (mine[:1], "nothing is amiss here so far\n"),
+        (mine, "amiss on h3 so far:\n  warning clock: h3's is 2 s late. Start chrony.\n"),
+        (mine[:1], "nothing is amiss on h3 so far\n"),
     ):
         hosts_together.ask(Host({}), "h3", own, several=True, links=False, timeout_s=0.5)
         assert capsys.readouterr().err == f"collc doctor: waiting for the other processes; {said}"

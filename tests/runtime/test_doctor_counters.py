@@ -7,11 +7,11 @@ import pytest
 from collc.runtime.doctor import network, pcie, rdma
 from collc.runtime.doctor.devices import Probe
 from collc.runtime.doctor.examine import Facts, examine
-from collc.runtime.doctor.finding import Finding, Level
+from collc.runtime.doctor.finding import Level
 from collc.runtime.doctor.growth import counters, grown
 from collc.runtime.doctor.limits import Limits
 
-from .planted import host
+from .planted import host, only
 
 PORT = "/sys/class/infiniband/{}/ports/1"
 CARD = "/sys/bus/pci/devices/{}"
@@ -55,12 +55,6 @@ def card(kind: str = "0x030200", address: str = "0000:3b:00.0", **changed) -> di
 def snmp(sent: int, again: int) -> dict[str, object]:
     text = f"Ip: A\nIp: 1\nTcp: MaxConn OutSegs RetransSegs\nTcp: -1 {sent} {again}\nUdp: A\nUdp: 1"
     return {"/proc/net/snmp": text}
-
-
-def only(findings: list[Finding], level: str, *words: str) -> None:
-    assert [f.level for f in findings] == [level], findings
-    text = f"{findings[0].found} {findings[0].remedy}"
-    assert all(word in text for word in words), text
 
 
 @pytest.mark.parametrize(

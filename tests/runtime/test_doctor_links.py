@@ -8,9 +8,10 @@ import jax
 import pytest
 
 from collc.runtime.doctor import sweep as sweeping
-from collc.runtime.doctor.finding import Finding
 from collc.runtime.doctor.links import judge, rounds, suspects, usual
 from collc.runtime.doctor.sweep import Ends, ends, measured, sweep
+
+from .planted import only
 
 MIB = 1 << 20
 
@@ -21,12 +22,6 @@ def times(n: int, slow=lambda a, b: False, factor: float = 5.0) -> dict[tuple[st
         (f"h{a}", f"h{b}"): (8.4e-3 + 1e-6 * a) * (factor if slow(a, b) else 1.0)
         for a, b in permutations(range(n), 2)
     }
-
-
-def only(findings: list[Finding], level: str, *words: str) -> None:
-    assert [f.level for f in findings] == [level], findings
-    text = f"{findings[0].found} {findings[0].remedy}"
-    assert all(word in text for word in words), text
 
 
 def test_links_that_are_alike():

@@ -64,11 +64,11 @@ def test_flags_in_a_file(tmp_path):
     planted = host(tmp_path, {"/etc/flags": "--xla_dump_to=/tmp/x"}, XLA_FLAGS="/etc/flags")
     only(flags.xla(planted, ON_GPU), "warning", "--xla_dump_to=/tmp/x")
     nowhere = host(tmp_path, XLA_FLAGS="xla_dump_to=/tmp/x")
-    only(flags.xla(nowhere, ON_GPU), "error", "does not begin with --", "--xla_name=value")
+    only(flags.xla(nowhere, ON_GPU), "error", "does not begin with -,", "--xla_name=value")
 
 
 def test_every_flag_that_is_spoken_of_is_one_of_xla():
-    known = flags.known_flags()
+    known = flags.library_flags()
     assert len(known) > 100
     spoken = {unsafe.flag for unsafe in flags.UNSAFE} | {*flags.SLOWER, flags.VIRTUAL}
     assert spoken <= set(known)

@@ -4,9 +4,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from jax.sharding import AxisType
 
+from collc.analysis.mesh import checked_axes
 from collc.errors import MeshError
-from collc.runtime.hosts import by_host, grid, named
+from collc.runtime.hosts import asked, by_host, grid, named
 
 
 @dataclass(frozen=True)
@@ -69,10 +71,15 @@ def test_uneven_hosts_are_named():
         grid(job(2, 1, 2), hosts)
 
 
+def test_axes_that_the_devices_do_not_fill():
+    said = "data=3 need 3 devices, but the job has 4 .*Give sizes whose product is 4"
+    with pytest.raises(MeshError, match=said):
+        grid(job(2, 2), {0: "h0", 1: "h1"}, {"data": 3})
+
+
 @pytest.mark.parametrize(
     ("axes", "said"),
     [
-        ({"data": 3}, "data=3 need 3 devices, but the job has 4 .*Give sizes whose product is 4"),
         ({}, "maps names to sizes"),
         ([("data", 4)], "maps names to sizes"),
         ({"data": 0}, "axis data has to be a positive integer, not 0"),
@@ -84,7 +91,16 @@ def test_uneven_hosts_are_named():
 )
 def test_axes_that_cannot_be(axes, said):
     with pytest.raises(MeshError, match=said):
-        grid(job(2, 2), {0: "h0", 1: "h1"}, axes)
+        checked_axes(axes)
+
+
+def test_axes_are_compared_by_what_they_ask_for():
+    auto, explicit = AxisType.Auto, AxisType.Explicit
+    ab = checked_axes({"a": np.int32(2), "b": 3})
+    assert asked(ab, (auto, auto)) == asked({"a": 2, "b": 3}, (auto, auto))
+    assert asked(ab, (auto, auto)) != asked({"b": 3, "a": 2}, (auto, auto))
+    assert asked(None, (auto, auto)) != asked({"host": 2, "gpu": 3}, (auto, auto))
+    assert asked(None, (auto, explicit)) != asked(None, (explicit, auto))
 
 
 def test_machines_of_one_name_are_hosts_of_their_own():

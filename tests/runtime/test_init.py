@@ -1,9 +1,8 @@
-"""Two real processes over loopback."""
+"""`collc.init`: two real processes over loopback, one on its own, and what schedulers say."""
 
 import io
 import re
 import socket
-import subprocess
 import sys
 import textwrap
 import time
@@ -13,14 +12,10 @@ from rich.console import Console
 
 import collc
 from collc.errors import MeshError, PlanError
-from collc.planning.agree import differences
-from collc.runtime.facts import facts
-from collc.runtime.hosts import shape
-from collc.runtime.init import _detected
+from collc.runtime.init import detected
 from collc.runtime.launch.job import Host, Job
 from collc.runtime.launch.logs import Logs
 from collc.runtime.place import Place
-from collc.runtime.start import _listen_at, _roll_call, start
 
 from ..processes import run
 
@@ -155,18 +150,6 @@ def test_a_process_with_other_axes_is_named(tmp_path):
         assert "process 1 (host" in err and "axes = 'model=4', the others 'data=4'" in err
 
 
-def test_axes_are_compared_by_what_they_ask_for():
-    import jax
-    import numpy as np
-
-    auto, explicit = jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit
-    assert shape(None, None) == shape(None, auto) == shape(None, (auto, auto))
-    assert shape({"a": 2}, None) == shape({"a": np.int32(2)}, auto) != shape({"b": 2}, auto)
-    assert shape({"a": 1, "b": 2}, None) != shape({"b": 2, "a": 1}, None)
-    assert shape(None, (auto, explicit)) != shape(None, (explicit, auto))
-    assert shape(7, "Auto")["axes"] == "7"
-
-
 FAILS = textwrap.dedent(
     """
     import atexit, os, sys
@@ -194,34 +177,6 @@ def test_a_process_that_fails_does_not_wait_for_the_others(host):
     assert f"{host} | HANDLER" in out.file.getvalue()  # pyright: ignore
 
 
-LEAVES = """
-import atexit, sys
-from collc.runtime.ending import leave_where_failed
-atexit.register(print, "waits for the others")
-for _ in range(2):
-    leave_where_failed(lambda: {waits})
-atexit.register(print, "saved")
-{last}
-"""
-
-
-@pytest.mark.parametrize(
-    ("last", "waits", "code", "said"),
-    [
-        ("raise ValueError", True, 1, ["saved"]),
-        ("raise KeyboardInterrupt", True, -2, ["saved"]),
-        ("raise ValueError", False, 1, ["saved", "waits for the others"]),
-        ("sys.exit(3)", True, 3, ["saved", "waits for the others"]),
-        ("", True, 0, ["saved", "waits for the others"]),
-    ],
-)
-def test_who_failed_leaves_by_itself(last, waits, code, said):
-    script = LEAVES.format(last=last, waits=waits)
-    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert (found.returncode, found.stdout.splitlines()) == (code, said), found.stderr
-    assert found.stderr.count("Traceback") == last.startswith("raise")
-
-
 LOST = textwrap.dedent(
     """
     import sys
@@ -245,33 +200,6 @@ def test_who_does_not_come_is_named():
     assert f"PlanError: the coordinator {nobody} has not answered within 2 s" in said
 
 
-def test_the_odd_one_out_is_the_rarer_one():
-    facts = {0: {"jax": "2", "x": "a"}, 1: {"jax": "1", "x": "a"}, 2: {"jax": "1", "x": "a"}}
-    assert differences(facts) == [(0, "jax", "2", "1")]
-    assert differences({0: {"a": "1"}, 1: {}}) == [(1, "a", "", "1")]
-
-
-def test_what_launch_says_is_not_compared(monkeypatch):
-    before = facts()
-    for name, value in Place("127.0.0.1:1", 4, 3, "h3", restarts=1).environment().items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("JAX_COORDINATOR_BIND_ADDRESS", "127.0.0.1:1")
-    monkeypatch.setenv("JAX_PARTITION_INDEX", "1")
-    assert facts() == before
-
-
-def test_flags_are_compared_but_for_where_a_process_writes(monkeypatch, tmp_path):
-    monkeypatch.setenv("XLA_FLAGS", "--xla_b=1 --xla_a=2")
-    before = facts()
-    assert before["XLA_FLAGS"] == "--xla_a=2 --xla_b=1"
-    kept = tmp_path / "flags"
-    kept.write_text("--xla_a=2\n--xla_b=1\n--xla_dump_to=/here\n")
-    monkeypatch.setenv("XLA_FLAGS", str(kept))
-    assert facts() == before
-    monkeypatch.setenv("XLA_FLAGS", "--xla_a=1 --xla_b=1")
-    assert facts() != before
-
-
 def test_a_job_of_the_launcher_is_not_taken_for_one_of_slurm(monkeypatch):
     class Enough(Exception):
         pass
@@ -279,34 +207,13 @@ def test_a_job_of_the_launcher_is_not_taken_for_one_of_slurm(monkeypatch):
     def detected(*found):
         raise Enough(*found)
 
-    monkeypatch.setattr("collc.runtime.init._detected", detected)
+    monkeypatch.setattr("collc.runtime.init.detected", detected)
     for name, value in Place("127.0.0.1:1", 4, 3, "h3").environment().items():
         monkeypatch.setenv(name, value)
     with pytest.raises(Enough) as found:
         collc.init(timeout_s=7)
     options = {"cluster_detection_method": "deactivate"}
     assert found.value.args == ("127.0.0.1:1", 4, 3, 7, options)
-
-
-def test_a_jax_with_other_inner_parts(monkeypatch):
-    """Names of those that have not come are left out, where gloo listens is not."""
-    from jax._src import xla_bridge
-    from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
-
-    name = "get_distributed_runtime_service"
-    monkeypatch.setattr(_jax, name, lambda address, **options: (address, options))
-    with _roll_call(0, 3):
-        usual = getattr(_jax, name)
-        assert usual("a", nodes=2) == ("a", {"nodes": 2, "cluster_register_timeout": 3})
-    monkeypatch.setattr(_jax, name, lambda address: address)
-    with _roll_call(0, 3):
-        assert getattr(_jax, name)("a") == "a"
-    monkeypatch.delattr(_jax, name)
-    with _roll_call(0, 3):
-        assert not hasattr(_jax, name)
-    monkeypatch.delattr(xla_bridge, "register_backend_factory")
-    with pytest.raises(PlanError, match=r"gloo listen at one address with jax \d.*newer collc"):
-        _listen_at("127.0.0.1")
 
 
 def test_one_process_has_a_mesh_too(monkeypatch):
@@ -335,8 +242,6 @@ def test_one_process_has_a_mesh_too(monkeypatch):
         collc.init(initialization_timeout=9)
     with pytest.raises(PlanError, match="process 2 of 2 cannot be"):
         collc.init("127.0.0.1:1", 2, 2)
-    with pytest.raises(PlanError, match=r"Call collc.init before jax.devices\(\)"):
-        start("127.0.0.1:1", 2, 1, 300, {})
 
 
 @pytest.mark.parametrize("wrong", [0, -1, float("nan"), float("inf"), 1e300, True, None, "7"])
@@ -370,7 +275,7 @@ def test_what_a_scheduler_says_is_taken(monkeypatch, environment, coordinator):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert _detected(None, None, None, 1, {}) == (coordinator, 32, 5)
-    assert _detected("10.0.0.9:1", None, None, 1, {}) == ("10.0.0.9:1", 32, 5)
+    assert detected(None, None, None, 1, {}) == (coordinator, 32, 5)
+    assert detected("10.0.0.9:1", None, None, 1, {}) == ("10.0.0.9:1", 32, 5)
     with pytest.raises(PlanError, match="does not know"):
-        _detected(None, None, None, 1, {"cluster_detection_method": "deactivate"})
+        detected(None, None, None, 1, {"cluster_detection_method": "deactivate"})

@@ -18,12 +18,12 @@ STEPS = textwrap.dedent(
     """
     import ctypes, os, signal, subprocess, sys, time
     import jax
-    from jax._src import distributed
+    from collc.planning.agree import state
     from collc.runtime.watchdog.watchdog import Watchdog
     port, me, n, culprit, fault = int(sys.argv[1]), *map(int, sys.argv[2:5]), sys.argv[5]
     address = f"127.0.0.1:{port}"
     jax.distributed.initialize(address, n, me, coordinator_bind_address=address)
-    client = distributed.global_state.client
+    client = state().client
 
     def next_batch(t):
         if t == 3 and me == culprit:
@@ -189,8 +189,7 @@ FIT = textwrap.dedent(
     import collc
     port, me, n = map(int, sys.argv[1:4])
     address = f"127.0.0.1:{port}"
-    collc.init(address, n, me, coordinator_bind_address=address)
-    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("host",))
+    mesh = collc.init(address, n, me, axes={"host": n})
     plan = collc.plan(mesh, {"host": "native"})
 
     @jax.jit

@@ -31,7 +31,7 @@ class Facts:
     known: tuple[str, ...] = ()
 
 
-def facts(host: Host, timeout_s: float) -> Facts:
+def gathered(host: Host, timeout_s: float) -> Facts:
     """Asks the system, and jax in another process."""
     name = socket.gethostname()
     found = probe(host.environment, timeout_s)
@@ -44,7 +44,7 @@ def facts(host: Host, timeout_s: float) -> Facts:
         clock=names.kernel_clock(),
         limits=limits.limits(host),
         kubernetes=importlib.util.find_spec("kubernetes") is not None,
-        known=flags.known_flags() if found.unknown else (),
+        known=flags.library_flags() if found.unknown else (),
     )
 
 
@@ -61,9 +61,9 @@ def installed() -> dict[str, str]:
 
 def examine(host: Host, own: Facts) -> list[Finding]:
     """What all checks of one host find, from devices to counters."""
-    of, unclear = read_job(host.environment)
-    across, several = of is not None and of.across, of is not None
-    leads = of is not None and of.leads
+    job, unclear = read_job(host.environment)
+    across, several = job is not None and job.across, job is not None
+    leads = job is not None and job.leads
     on_gpus = own.probe.platform in ("gpu", "cuda")
     driver = versions.driver_version(host)
     rdma_there = bool(host.entries(rdma.ROOT))
@@ -76,7 +76,7 @@ def examine(host: Host, own: Facts) -> list[Finding]:
         *settings(host.environment),
         *nccl(host),
         *unclear,
-        *scheduler(host.environment, of, visible_gpus(host), own.kubernetes),
+        *scheduler(host.environment, job, visible_gpus(host), own.kubernetes),
         *names.own_name(own.name, own.addresses, across, leads),
         *names.clock(host, own.clock, across),
         *limits.allowed(own.limits, rdma_there, several),

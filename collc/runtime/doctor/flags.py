@@ -12,7 +12,7 @@ from pathlib import Path
 from collc.runtime.doctor.devices import Probe
 from collc.runtime.doctor.finding import Finding, error, listed, note, ok, warning
 from collc.runtime.doctor.host import Host
-from collc.runtime.xla_flags import DEVICES
+from collc.runtime.xla_flags import DEVICES, named_file
 
 CHECK = "XLA flags"
 Test = Callable[[str], bool]
@@ -93,12 +93,12 @@ def flags(text: str) -> list[tuple[str, str]]:
 
 def given(host: Host) -> tuple[str, list[Finding]]:
     """The text of the flags. XLA_FLAGS may also name a file that holds them."""
-    text = host.environment.get("XLA_FLAGS", "").strip()
-    if not text or text.startswith("-"):
+    text = host.environment.get("XLA_FLAGS", "")
+    if (file := named_file(text)) is None:
         return text, []
-    content = host.text(os.path.abspath(text))
+    content = host.text(os.path.abspath(file))
     if content is None:
-        what = f"XLA_FLAGS={text} is no flag, since it does not begin with --, and no file either"
+        what = f"XLA_FLAGS={text} is no flag, since it does not begin with -, and no file either"
         return "", [error(CHECK, what, "Write flags as --xla_name=value, with blanks between.")]
     return content, []
 
@@ -174,7 +174,7 @@ def _of_no_use(last: Mapping[str, str], platform: str) -> list[Finding]:
     return found
 
 
-def known_flags() -> tuple[str, ...]:
+def library_flags() -> tuple[str, ...]:
     """All flags of the installed jaxlib, by the names in its library: XLA's own help is cut short."""
     spec = importlib.util.find_spec("jaxlib")
     found: set[bytes] = set()

@@ -1,10 +1,10 @@
 """The job that this process is one of: who started it, and the traps of schedulers."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from collc.errors import PlanError
+from collc.runtime.addresses import endpoint, is_loopback, is_number
 from collc.runtime.doctor.finding import Finding, error, message, note, ok, warning
 from collc.runtime.doctor.host import integer
 from collc.runtime.place import place
@@ -31,9 +31,9 @@ def job(environment: Mapping[str, str]) -> Job | None:
     """The job that variables of the environment tell of; None for a process on its own."""
     own = place(environment)
     if own is not None:
-        name = own.coordinator.rpartition(":")[0].strip("[]")
-        here = name == "localhost" or name.startswith("127.") or name == "::1"
-        leads = own.process == 0 and not here and not re.fullmatch(r"[\d.]+|.*:.*", name)
+        name = endpoint(own.coordinator).host
+        here = is_loopback(name)
+        leads = own.process == 0 and not here and not is_number(name)
         found = Job("collc launch", own.processes, not here, leads=leads)
         return found if own.processes > 1 else None
     if "SLURM_STEP_NODELIST" in environment and "SLURM_PROCID" in environment:

@@ -1,12 +1,11 @@
 """This host's own name, and its clock."""
 
 import ctypes
-import ipaddress
-import socket
 import sys
 from collections.abc import Mapping, Sequence
 from statistics import median_low
 
+from collc.runtime.addresses import is_loopback, resolved
 from collc.runtime.doctor.finding import Finding, error, listed, note, ok, warning
 from collc.runtime.doctor.host import Host
 
@@ -18,10 +17,10 @@ APART_S = 1.0
 def addresses(name: str) -> tuple[str, ...]:
     """What the name resolves to; nothing if it does not."""
     try:
-        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        found = resolved(name)
     except OSError:
         return ()
-    return tuple(dict.fromkeys(str(info[4][0]).partition("%")[0] for info in found))
+    return tuple(dict.fromkeys(address.partition("%")[0] for address in found))
 
 
 def own_name(name: str, found: Sequence[str], across: bool, leads: bool = False) -> list[Finding]:
@@ -38,7 +37,7 @@ def own_name(name: str, found: Sequence[str], across: bool, leads: bool = False)
         what = f"{name} does not resolve to an address"
         return [error(check, what, remedy) if across else note(check, what, remedy)]
     shown = f"{name} resolves to {listed(found)}"
-    back = [address for address in found if ipaddress.ip_address(address).is_loopback]
+    back = [address for address in found if is_loopback(address)]
     if back and leads:
         what = f"{shown}, and the coordinator listens there: other hosts do not reach it"
         return [error(check, what, remedy)]
@@ -65,8 +64,8 @@ def kernel_clock() -> bool | None:
     return None if state < 0 else state != UNSYNCHRONIZED
 
 
-def clock(host: Host, kernel: bool | None, several: bool) -> list[Finding]:
-    """Whether something keeps this host's clock."""
+def clock(host: Host, kernel: bool | None, across: bool) -> list[Finding]:
+    """Whether something keeps this host's clock. ``across``: the job is on several machines."""
     check = "clock"
     if kernel or host.path(SYNCHRONIZED).exists():
         return [ok(check, "kept by NTP")]
@@ -75,20 +74,20 @@ def clock(host: Host, kernel: bool | None, several: bool) -> list[Finding]:
         return [note(check, what, "Ask its NTP: chronyc tracking, or timedatectl.")]
     remedy = "systemctl enable --now chrony (or systemd-timesyncd); in a container, on its host."
     what = "nothing keeps this host's clock (NTP): it runs away from those of others"
-    return [warning(check, what, remedy) if several else note(check, what, remedy)]
+    return [warning(check, what, remedy) if across else note(check, what, remedy)]
 
 
-def apart(times: Mapping[str, float], limit_s: float = APART_S) -> list[Finding]:
+def apart(times: Mapping[str, float]) -> list[Finding]:
     """Clocks of hosts, read at about the same time, in seconds."""
     check = "clocks"
     if len(times) < 2:
         return []
     spread = max(times.values()) - min(times.values())
-    if spread <= limit_s:
+    if spread <= APART_S:
         return [ok(check, f"within {max(spread, 0.001):.3f} s of each other on {len(times)} hosts")]
     middle = median_low(times.values())
     off = {host: at - middle for host, at in times.items()}
-    far = [f"{host} by {delta:+.1f} s" for host, delta in off.items() if abs(delta) > limit_s / 2]
+    far = [f"{host} by {delta:+.1f} s" for host, delta in off.items() if abs(delta) > APART_S / 2]
     few = len(far) <= (len(times) - 1) // 2  # more agree than differ, so those are to blame
     who = (
         f"differ from the others: {listed(far)}"

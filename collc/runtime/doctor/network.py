@@ -60,8 +60,8 @@ def counts(host: Host) -> Counts:
 
 def interfaces(host: Host) -> list[Finding]:
     """Errors, drops, state and speed of the interfaces, but for loopback."""
-    check, names, errors = CHECK, _interfaces(host), counts(host)
-    found = counted(check, errors, ERRORS, "since it came up")
+    names, errors = _interfaces(host), counts(host)
+    found = counted(CHECK, errors, ERRORS, "since it came up")
     for name in names:
         found += _drops(host, name)
     filters = variables(host).get("NCCL_SOCKET_IFNAME")
@@ -70,20 +70,20 @@ def interfaces(host: Host) -> list[Finding]:
         if host.text(f"{NET}/{name}/operstate") == "down":
             what = f"{name}, which NCCL_SOCKET_IFNAME chooses, is down"
             found.append(
-                warning(check, what, f"ip link set {name} up, or choose another interface.")
+                warning(CHECK, what, f"ip link set {name} up, or choose another interface.")
             )
     for name in names:
         if host.text(f"{NET}/{name}/duplex") == "half":
             what = f"{name} runs in half duplex"
             found.append(
-                warning(check, what, f"ethtool -s {name} autoneg on; see its switch port.")
+                warning(CHECK, what, f"ethtool -s {name} autoneg on; see its switch port.")
             )
-    found += _speeds(host, check, chosen, names)
+    found += _speeds(host, chosen, names)
     read = [name for name, own in errors.items() if own]
     if read and not found:
         bare = [name for name in names if name not in read]
         rest = f"; no counters at {listed(bare)}" if bare else ""
-        found.append(ok(check, f"{listed(read)}: no errors counted{rest}"))
+        found.append(ok(CHECK, f"{listed(read)}: no errors counted{rest}"))
     return found
 
 
@@ -102,7 +102,7 @@ def _drops(host: Host, name: str) -> list[Finding]:
     return found
 
 
-def _speeds(host: Host, check: str, chosen: list[str], names: list[str]) -> list[Finding]:
+def _speeds(host: Host, chosen: list[str], names: list[str]) -> list[Finding]:
     """Interfaces of different speeds: NCCL uses all that it is given."""
     speeds: dict[int, list[str]] = {}
     for name in chosen or names:
@@ -114,8 +114,8 @@ def _speeds(host: Host, check: str, chosen: list[str], names: list[str]) -> list
     shown = "; ".join(f"{speed:,} Mb/s: {listed(at)}" for speed, at in sorted(speeds.items()))
     remedy = f"Choose equal ones: NCCL_SOCKET_IFNAME={','.join(speeds[max(speeds)])}"
     if chosen:
-        return [warning(check, f"NCCL_SOCKET_IFNAME chooses unequal interfaces: {shown}", remedy)]
-    return [note(check, f"interfaces of different speeds: {shown}", remedy)]
+        return [warning(CHECK, f"NCCL_SOCKET_IFNAME chooses unequal interfaces: {shown}", remedy)]
+    return [note(CHECK, f"interfaces of different speeds: {shown}", remedy)]
 
 
 def _table(host: Host, file: str, name: str) -> dict[str, int]:

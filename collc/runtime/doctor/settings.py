@@ -10,10 +10,6 @@ from collc.runtime.doctor.host import asked
 CHECK = "JAX settings"
 
 
-def _on(environment: Mapping[str, str], name: str) -> bool:
-    return asked(environment, name)
-
-
 def _off(environment: Mapping[str, str], name: str) -> bool:
     return name in environment and not asked(environment, name)
 
@@ -54,24 +50,24 @@ class Setting:
 
 SHARE, OLD_SHARE = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"
 SETTINGS = (
-    Setting("JAX_DISABLE_JIT", _on, Level.ERROR,
+    Setting("JAX_DISABLE_JIT", asked, Level.ERROR,
             "runs every operation on its own; plans and receipts need jit", "unset JAX_DISABLE_JIT"),
-    Setting("JAX_DEBUG_NANS", _on, Level.WARNING,
+    Setting("JAX_DEBUG_NANS", asked, Level.WARNING,
             "waits for each step and looks at all its results", "unset JAX_DEBUG_NANS; collc.fit skips "
             "steps that are not finite (max_skipped)"),
-    Setting("JAX_DEBUG_INFS", _on, Level.WARNING,
+    Setting("JAX_DEBUG_INFS", asked, Level.WARNING,
             "waits for each step and looks at all its results", "unset JAX_DEBUG_INFS"),
-    Setting("JAX_DISABLE_MOST_OPTIMIZATIONS", _on, Level.WARNING,
+    Setting("JAX_DISABLE_MOST_OPTIMIZATIONS", asked, Level.WARNING,
             "compiles without optimisations: for tests", "unset JAX_DISABLE_MOST_OPTIMIZATIONS"),
-    Setting("JAX_ENABLE_X64", _on, Level.NOTE,
+    Setting("JAX_ENABLE_X64", asked, Level.NOTE,
             "makes float64 and int64 the default: twice the bytes, on every link too",
             "unset JAX_ENABLE_X64 if that is not on purpose"),
     Setting("JAX_DEFAULT_MATMUL_PRECISION", _is("highest", "float32"), Level.NOTE,
             "multiplies matrices in float32 without tensor cores",
             "unset JAX_DEFAULT_MATMUL_PRECISION if that is not on purpose"),
-    Setting("JAX_LOG_COMPILES", _on, Level.NOTE, "logs each compilation, from every process",
+    Setting("JAX_LOG_COMPILES", asked, Level.NOTE, "logs each compilation, from every process",
             "unset JAX_LOG_COMPILES"),
-    Setting("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", _on, Level.WARNING,
+    Setting("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", asked, Level.WARNING,
             "hides CUDA libraries that are too old: results may be wrong",
             "unset JAX_SKIP_CUDA_CONSTRAINTS_CHECK, and install what jax then asks for"),
     Setting("XLA_PYTHON_CLIENT_ALLOCATOR", _is("platform"), Level.WARNING,
@@ -86,7 +82,7 @@ SETTINGS = (
               f"unset {name}, or set it to a share such as 0.75") for name in (SHARE, OLD_SHARE)),
     Setting(OLD_SHARE, _twice, Level.ERROR, f"is given beside {SHARE}: jax starts no GPU with both",
             f"unset {OLD_SHARE}, which is the old name"),
-    Setting("CUDA_LAUNCH_BLOCKING", _on, Level.WARNING, "waits for each kernel: nothing overlaps",
+    Setting("CUDA_LAUNCH_BLOCKING", asked, Level.WARNING, "waits for each kernel: nothing overlaps",
             "unset CUDA_LAUNCH_BLOCKING"),
 )  # fmt: skip
 

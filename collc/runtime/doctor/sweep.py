@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from collc.planning.agree import meet
+from collc.runtime import ending
 from collc.runtime.doctor.finding import Finding, error, listed, message
 from collc.runtime.doctor.links import CHECK, Link, judge, rounds, suspects, usual
 
@@ -100,7 +101,7 @@ def measured(between: Ends, size: int, end: float) -> dict[Link, float]:
 
 
 def in_time(work: Callable[[], dict[Link, float]], seconds: float) -> dict[Link, float]:
-    """The result of ``work``; raises what it raises, TimeoutError where it takes longer.
+    """The result of ``work``; raises what it raises, Broken where it takes longer.
 
     A collective cannot be broken off: its thread, in ``left_behind``, stays where it hangs.
     """
@@ -112,7 +113,7 @@ def in_time(work: Callable[[], dict[Link, float]], seconds: float) -> dict[Link,
         except BaseException as problem:
             done.set_exception(problem)
 
-    thread = Thread(target=run, name="links of collc doctor", daemon=True)
+    thread = Thread(target=run, name=f"{ending.OWN}links", daemon=True)
     thread.start()
     try:
         return done.result(max(seconds, 0.0))

@@ -4,13 +4,11 @@ import json
 import sys
 import time
 from dataclasses import asdict, dataclass
-from threading import Timer
 from typing import Any
 
 import jax
 
 from collc.planning.agree import distributed, meet
-from collc.runtime.addresses import PATIENCE_S
 from collc.runtime.doctor import network, pcie, rdma
 from collc.runtime.doctor.devices import Placed, order
 from collc.runtime.doctor.finding import Finding, Level, Said, error, message, note
@@ -18,9 +16,9 @@ from collc.runtime.doctor.growth import counters, grown
 from collc.runtime.doctor.host import Host
 from collc.runtime.doctor.names import apart
 from collc.runtime.doctor.sweep import ends, sweep
-from collc.runtime.hosts import named
+from collc.runtime.hosts import host_of_each
 from collc.runtime.init import init
-from collc.runtime.place import place
+from collc.runtime.patience import notice
 
 JOB = "all hosts"
 COUNTED = (rdma.CHECK, network.CHECK, network.TCP, pcie.CHECK)
@@ -38,7 +36,7 @@ class Asked:
 
 
 @dataclass
-class Job:
+class SoFar:
     """What is known of the job so far: a failure on the way loses nothing of it."""
 
     hosts: dict[int, str]
@@ -57,12 +55,14 @@ def ask(
     ``several``: this is one of several processes. What fails on the way, here or at another process,
     is a finding too, and all that was found before it is kept.
     """
-    so_far = Job({0: name}, [(name, finding) for finding in own], [])
+    so_far = SoFar({0: name}, [(name, finding) for finding in own], [])
     starts = not several or _start(so_far, timeout_s)
     prints = True
     if not several or distributed():
         try:
-            _names(so_far, host, name, timeout_s)
+            so_far.hosts = host_of_each(timeout_s)
+            times = meet("read its clock", repr(time.time()), timeout_s)
+            so_far.whole += apart({so_far.hosts[p]: float(at) for p, at in times.items()})
             so_far.found = _all_of(so_far.hosts, own, timeout_s)  # before what may fail
             prints = jax.process_index() == 0
             if starts:
@@ -74,45 +74,32 @@ def ask(
     return Asked(tuple(dict.fromkeys(found)), prints)
 
 
-def _start(so_far: Job, timeout_s: float) -> bool:
+def _start(so_far: SoFar, timeout_s: float) -> bool:
     """Whether the job starts: where not, unlike programs would wait for each other for ever."""
-    notice = Timer(min(PATIENCE_S, timeout_s / 2), _aside, (tuple(so_far.found),))
-    notice.daemon = True
-    notice.start()
+    found = tuple(so_far.found)
     try:
-        init(timeout_s=timeout_s)
+        with notice(timeout_s, lambda: _aside(so_far.hosts[0], found)):
+            init(timeout_s=timeout_s)
     except Exception as problem:
         met = distributed()
         remedy = "Do as it says, then run collc doctor again."
         so_far.fails(problem, remedy if met else "See the log of process 0, and its address.")
         return False
-    finally:
-        notice.cancel()
     return True
 
 
-def _aside(found: tuple[Said, ...]) -> None:
+def _aside(name: str, found: tuple[Said, ...]) -> None:
     """Says on stderr what is amiss here: JAX ends this process if others never come."""
-    amiss = [(host, f) for host, f in found if f.level in (Level.WARNING, Level.ERROR)]
-    lines = [f"  {f.level} {f.check}: {host}: {f.found}. {f.remedy}" for host, f in amiss]
-    said = "amiss here so far:" if amiss else "nothing is amiss here so far"
+    amiss = [finding for _, finding in found if finding.level in (Level.WARNING, Level.ERROR)]
+    lines = [f"  {f.level} {f.check}: {f.found}. {f.remedy}" for f in amiss]
+    said = f"amiss on {name} so far:" if amiss else f"nothing is amiss on {name} so far"
     print(
         "\n".join([f"collc doctor: waiting for the other processes; {said}", *lines]),
         file=sys.stderr,
     )
 
 
-def _names(so_far: Job, host: Host, name: str, timeout_s: float) -> None:
-    """Which process is on which host, as ``collc.init`` has it, and whether their clocks agree."""
-    boot = host.text("/proc/sys/kernel/random/boot_id") or ""
-    boot = "" if place(host.environment) else boot  # hosts of collc launch are of one machine
-    said = meet("say its host", json.dumps([name, boot]), timeout_s)
-    so_far.hosts = named({process: tuple(json.loads(text)) for process, text in said.items()})
-    times = meet("read its clock", repr(time.time()), timeout_s)
-    so_far.whole += apart({so_far.hosts[p]: float(at) for p, at in times.items()})
-
-
-def _measure(so_far: Job, host: Host, links: bool, timeout_s: float) -> None:
+def _measure(so_far: SoFar, host: Host, links: bool, timeout_s: float) -> None:
     """The order of devices, the links, and the errors that were counted while those were busy."""
     devices: list[Any] = jax.devices()
     slices = [getattr(d, "slice_index", None) or 0 for d in devices]

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from collc.errors import LaunchError
+from collc.runtime.addresses import Endpoint, family
 from collc.runtime.launch.attempt import Attempt
 from collc.runtime.launch.failure import Failure
 from collc.runtime.launch.logs import Logs
@@ -128,7 +129,7 @@ class Job:
         raise AssertionError("count never ends")
 
     def _start(self, attempt: Attempt, restarts: int, logs: Logs, warden: Warden) -> None:
-        coordinator = _endpoint(self.coordinator)
+        coordinator = _free_endpoint(self.coordinator)
         for process, host in enumerate(self.hosts):
             place = Place(coordinator, len(self.hosts), process, host.name, restarts)
             command = (*host.prefix, *self.command)
@@ -175,21 +176,20 @@ def check_program(program: str, environment: Mapping[str, str]) -> None:
     raise LaunchError(f"there is no program {program!r}{where}.{also}")
 
 
-def _endpoint(address: str) -> str:
+def _free_endpoint(address: str) -> str:
     """The address with a port at which nobody listens.
 
-    >>> _endpoint("::1").rpartition(":")[0]
+    >>> _free_endpoint("::1").rpartition(":")[0]
     '[::1]'
     """
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
     for port in random.sample(PORTS, 100):
         try:
-            with socket.socket(family) as probe:
+            with socket.socket(family(address)) as probe:
                 probe.bind((address, port))
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 continue
             if error.errno != errno.EADDRNOTAVAIL:  # that of an emulated host is not ours to try
                 raise LaunchError(f"the coordinator's address {address!r}: {error}.") from error
-        return f"[{address}]:{port}" if family == socket.AF_INET6 else f"{address}:{port}"
+        return str(Endpoint(address, port))
     raise LaunchError(f"100 ports of {address} between {PORTS[0]} and {PORTS[-1]} are all in use.")
