@@ -54,7 +54,11 @@ def launch(
     Leaves with 0, or the failed host's code: 128 + the signal where one killed it, 75 where its
     watchdog ended the job.
     """
+    if not command:
+        raise typer.BadParameter(
+            "there is none. Say what to start, after --: python train.py", param_hint="COMMAND"
+        )
     named = tuple(Host(f"h{i}") for i in range(hosts))
-    job = Job(tuple(command or ()), named, devices_per_host, grace_s=grace)
+    job = Job(tuple(command), named, devices_per_host, grace_s=grace)
     if code := job.run(Logs(), max_restarts).code:
         raise typer.Exit(code)

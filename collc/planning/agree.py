@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+import time
 from collections import Counter
 from collections.abc import Mapping
 from itertools import count
@@ -61,7 +62,7 @@ def meet(topic: str, said: str = "", timeout_s: float = TIMEOUT_S) -> dict[int, 
         return {0: said}
     job = state()
     client, me, n = job.client, job.process_id, job.num_processes
-    prefix = f"collc/{next(_calls)}/{topic}"
+    prefix, began = f"collc/{next(_calls)}/{topic}", time.monotonic()
     client.key_value_set(f"{prefix}/{me}", said)
     everyone = {}
     for other in range(n):
@@ -71,9 +72,9 @@ def meet(topic: str, said: str = "", timeout_s: float = TIMEOUT_S) -> dict[int, 
             )
         except Exception as e:
             raise PlanError(
-                f"process {other} of {n} has not come to {topic} within {timeout_s:g} s (process {me} "
-                "waited). It may have failed, or do things in another order. Look at its log. "
-                f"({type(e).__name__})"
+                f"process {other} of {n} has not come to {topic} {_within(began, timeout_s, e)} "
+                f"(process {me} waited). It may have failed, or do things in another order. Look at "
+                f"its log. ({type(e).__name__})"
             ) from e
     return everyone
 
@@ -86,16 +87,42 @@ def share(topic: str, value: str, timeout_s: float = TIMEOUT_S) -> str:
     if not distributed():
         return value
     client, me = state().client, state().process_id
-    key = f"collc/{next(_calls)}/{topic}"
+    key, began = f"collc/{next(_calls)}/{topic}", time.monotonic()
     if me == 0:
         client.key_value_set(key, value)
     try:
         return client.blocking_key_value_get(key, int(timeout_s * 1000))
     except Exception as e:
         raise PlanError(
-            f"process 0 has not said {topic} within {timeout_s:g} s (process {me} waited). Look at its "
-            f"log. ({type(e).__name__})"
+            f"process 0 has not said {topic} {_within(began, timeout_s, e)} (process {me} waited). "
+            f"Look at its log. ({type(e).__name__})"
         ) from e
+
+
+class Box:
+    """Where any process may leave one word for process 0. Each has to make it, in the same order."""
+
+    def __init__(self) -> None:
+        self._prefix, self._left = f"collc/{next(_calls)}/box", False
+
+    def leave(self, word: str) -> None:
+        """Only the first word of a process counts."""
+        if distributed() and not self._left:
+            self._left = True
+            state().client.key_value_set(f"{self._prefix}/{state().process_id}", word)
+
+    def words(self) -> list[str]:
+        """What was left until now; nothing on other processes than 0."""
+        if not distributed() or state().process_id:
+            return []
+        return [word for _, word in state().client.key_value_dir_get(f"{self._prefix}/")]
+
+
+def _within(began: float, timeout_s: float, error: Exception) -> str:
+    """The time is over, or before that the store broke, as where process 0 has ended."""
+    if "DEADLINE_EXCEEDED" in str(error):
+        return f"within {timeout_s:g} s"
+    return f"after {time.monotonic() - began:.1f} s, when the store of process 0 broke"
 
 
 def differences(facts: Mapping[int, Mapping[str, str]]) -> list[tuple[int, str, str, str]]:

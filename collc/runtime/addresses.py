@@ -38,6 +38,11 @@ def endpoint(text: str) -> Endpoint:
             f"the coordinator's address {text!r} is not of the form host:port. Write it as "
             "10.0.0.1:1234, or as [::1]:1234."
         )
+    if "%" in bare:
+        raise PlanError(
+            f"the coordinator's address {text!r} is link-local, and means something else on each "
+            "interface. Give another address of that host."
+        )
     if not 0 < int(port) < 65536:
         raise PlanError(
             f"the coordinator's port {port} is not one of 1 to 65535. Choose a free one."

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 import jax
@@ -13,12 +14,12 @@ from collc.lowering import meshes
 from collc.planning.agree import compare
 from collc.runtime.facts import facts
 from collc.runtime.hosts import asked, grid, host_of_each
+from collc.runtime.patience import seconds
 from collc.runtime.place import Place, place
 from collc.runtime.start import inside_jax, start, whole_seconds
 
 # How long to wait for the other processes: JAX's own default, since the hosts of a cluster start apart.
 START_S = 300.0
-LONGEST_S = 1e6  # what JAX is told in ms fits
 
 
 def init(
@@ -65,7 +66,7 @@ def init(
         raise PlanError(
             "give timeout_s instead of initialization_timeout: it is for all that waits."
         )
-    timeout_s = _checked(timeout_s)
+    timeout_s = seconds("timeout_s", timeout_s, PlanError)
     axes = None if axes is None else checked_axes(axes)
     types = meshes.axis_types(axis_types, 2 if axes is None else len(axes))
     own = place()
@@ -128,21 +129,11 @@ def detected(
             "them, give the arguments, or call collc.init(num_processes=1) for a single process."
         )
     assert coordinator is not None and processes is not None and process is not None
-    if not all(isinstance(number, int) for number in (process, processes)) or not (
+    if not all(isinstance(number, Integral) for number in (process, processes)) or not (
         0 <= process < processes
     ):
         raise PlanError(
             f"process {process!r} of {processes!r} cannot be. Number the processes from 0 to one less "
             "than there are."
         )
-    return coordinator, processes, process
-
-
-def _checked(timeout_s: Any) -> float:
-    number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
-    if not number or not 0 < timeout_s <= LONGEST_S:
-        raise PlanError(
-            f"timeout_s is {timeout_s!r}: a number of seconds above 0 is needed, {LONGEST_S:,.0f} at "
-            "most."
-        )
-    return float(timeout_s)
+    return coordinator, int(processes), int(process)

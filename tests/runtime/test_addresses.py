@@ -28,7 +28,9 @@ def test_addresses_print_as_they_are_read(text, read):
     assert str(read) == text
 
 
-@pytest.mark.parametrize("text", ["", "h0", "h0:", ":1", "::1:1234", "h0:x", "h0:0", "h0:65536"])
+@pytest.mark.parametrize(
+    "text", ["", "h0", "h0:", ":1", "::1:1234", "h0:x", "h0:0", "h0:65536", "[fe80::1%eth0]:1"]
+)
 def test_what_is_no_address_is_refused(text):
     with pytest.raises(PlanError, match=r"coordinator's (address|port)"):
         endpoint(text)

@@ -1,5 +1,6 @@
 """The order of devices, with devices that are only numbers."""
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,6 +9,7 @@ from jax.sharding import AxisType
 
 from collc.analysis.mesh import checked_axes
 from collc.errors import MeshError
+from collc.lowering.meshes import axis_types
 from collc.runtime.hosts import asked, by_host, grid, named
 
 
@@ -92,6 +94,17 @@ def test_axes_that_the_devices_do_not_fill():
 def test_axes_that_cannot_be(axes, said):
     with pytest.raises(MeshError, match=said):
         checked_axes(axes)
+
+
+def test_types_of_axes():
+    auto, explicit = AxisType.Auto, AxisType.Explicit
+    assert axis_types(None, 2) == axis_types(auto, 2) == axis_types([auto, auto], 2) == (auto, auto)
+    assert axis_types(np.array([explicit, auto]), 2) == (explicit, auto)
+    for wrong in ("Auto", (auto,), 7):
+        with pytest.raises(
+            MeshError, match=f"one for each of 2 axes, not {re.escape(repr(wrong))}"
+        ):
+            axis_types(wrong, 2)
 
 
 def test_axes_are_compared_by_what_they_ask_for():

@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from collc.errors import LaunchError
-from collc.runtime.launch import job, process
+from collc.runtime.launch import attempt, job, process
 from collc.runtime.launch.failure import Failure, cause
 from collc.runtime.launch.job import Host, Job
 from collc.runtime.launch.logs import Logs
@@ -30,6 +30,7 @@ GREETING = (
 )
 NOT_COME = "PlanError: process 1 of 2 has not come to compare its plans within 120 s"
 NOT_SAID = "PlanError: process 0 has not said how many steps a block has within 120 s"
+ABORTED = "JAX distributed service detected fatal errors"
 ECHO = "RuntimeError: Gloo all-reduce failed: Connection closed by peer"
 
 
@@ -134,6 +135,16 @@ def test_a_host_that_does_not_end_is_killed_even_stopped():
     assert "hosts h1, h2 did not end within 0.3 s: killed" in run.err
 
 
+def test_who_failed_is_said_before_others_are_waited_for(monkeypatch):
+    monkeypatch.setattr(attempt, "SILENT_S", 0.1)
+    script = (
+        "trap '' TERM; [ $COLLC_HOST = h0 ] && { sleep 0.3; exit 1; }; while :; do sleep 0.2; done"
+    )
+    run = Run(script, grace_s=0.5)
+    first, *_ = [line for line in run.err.splitlines() if line.startswith("collc launch")]
+    assert first == "collc launch: host h0 exited with 1; host h1 may take 0.5 s to end"
+
+
 def test_what_a_host_has_started_ends_with_it():
     marker = f"{time.time_ns() % 10**9 + 10**6}"  # how long they would sleep
     run = Run(
@@ -159,9 +170,11 @@ def killer(host, number=signal.SIGKILL, after_s=0.3):
         ([("h0", 1, [ECHO]), ("h1", 1, ["ValueError: x"]), ("h2", 2, [])], "h1"),
         ([("h0", RESTART, []), ("h1", 1, [ECHO])], "h1"),
         ([("h0", RESTART, []), ("h1", RESTART, [])], "h0"),
-        ([("h0", -6, ["JAX distributed service detected fatal errors"]), ("h1", -11, [])], "h1"),
-        ([("h0", -6, ["JAX distributed service detected fatal errors"]), ("h1", 1, ["x"])], "h1"),
+        ([("h0", -6, [ABORTED]), ("h1", -11, [])], "h1"),
+        ([("h0", -6, [ABORTED]), ("h1", 1, ["x"])], "h1"),
         ([("h0", 1, [ECHO]), ("h1", 1, [ECHO])], "h0"),
+        ([("h1", -6, [ABORTED]), ("h0", RESTART, [])], "h0"),
+        ([("h1", -6, [ABORTED]), ("h0", 1, [ECHO])], "h0"),
         (
             [
                 ("h0", 1, [NOT_COME]),
@@ -233,7 +246,16 @@ def test_no_restart_is_left():
 def test_a_watchdog_that_ended_the_job_is_told_from_an_error():
     run = Run(f"exit {RESTART}", hosts=1, restarts=1)
     assert run.code == RESTART
-    assert str(run.outcome.failures[0]) == "host h0 exited with 75 (its watchdog ended the job)"
+    assert str(run.outcome.failures[0]) == "host h0 exited with 75: its watchdog ended the job"
+
+
+def test_a_watchdog_is_quoted():
+    end = (
+        "collc watchdog: process 0 on host h0 ends with code 75, on which the job can be restarted"
+    )
+    said = Failure("h0", RESTART, (f"{end}, since process 1 on host h1 has been at x for 9 s.",))
+    why = "its watchdog ended the job, since process 1 on host h1 has been at x for 9 s"
+    assert str(said) == f"host h0 exited with 75: {why}"
 
 
 def test_a_fault_in_started_leaves_nobody_behind():

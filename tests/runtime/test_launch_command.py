@@ -45,7 +45,7 @@ def test_the_command_leaves_with_the_code_of_the_host(command):
 @pytest.mark.parametrize(
     "words, code, why",
     [
-        ((), 1, "there is no command"),
+        ((), 2, "there is none. Say what"),
         (("--", "no-such-program"), 1, "error: there is no program 'no-such-program' on the PATH."),
         (("--hosts", "0", "--", "true"), 2, "hosts"),
         (("--hosts", "1025", "--", "true"), 2, "hosts"),

@@ -9,10 +9,12 @@ import threading
 import time
 
 import jax
+import numpy as np
 import pytest
 from rich.console import Console
 
 from collc.errors import DataError
+from collc.runtime import patience
 from collc.runtime.watchdog import words
 from collc.runtime.watchdog.beats import DONE, ENDING, FAILED, Beat, Store
 from collc.runtime.watchdog.clock import Clock
@@ -94,6 +96,18 @@ def test_the_done_are_exempt():
     assert verdict(gone, at(49, "input"), me=1) is None
     found = verdict(gone, at(49, "input", 60), me=1)
     assert found == Verdict("process 1 on host h0 has been at step 49 (input) for 60 s", (1,))
+
+
+def test_one_that_has_ended_too_early_is_named_where_the_others_only_wait():
+    gone = at(15, "checkpoint", 99, host="h1", state=DONE)
+    assert verdict(at(16, "wait", 60), gone) == Verdict(
+        "process 1 on host h1 has ended at step 15 (checkpoint), while process 0 on host h0 has been "
+        "at step 16 (wait) for 60 s",
+        (1,),
+    )
+    for own in (at(16, "input", 60), at(15, "wait", 60)):
+        found = verdict(own, gone)
+        assert found is not None and found.culprits == (0,)
 
 
 def test_silence_is_counted_while_the_store_answers():
@@ -231,12 +245,16 @@ def test_time_in_which_a_process_was_stopped_does_not_count(monkeypatch):
     assert [clock.now() for _ in range(4)] == [1.0, 3.5, 4.5, 5.0]
 
 
-@pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf"), True, "10"])
+@pytest.mark.parametrize("value", [0, -1, math.nan, math.inf, 1e300, 10**400, True, "10"])
 def test_limits_that_cannot_be_are_refused(value):
     with pytest.raises(DataError, match="a number of seconds above 0 is needed"):
         Watchdog(value)
     with pytest.raises(DataError, match="silent_s"):
         Watchdog(silent_s=value)
+
+
+def test_seconds_may_be_of_numpy():
+    assert [patience.seconds("s", kind(5), DataError) for kind in (np.int64, np.float32)] == [5, 5]
 
 
 def test_a_run_that_moves_is_let_alone_and_an_object_watches_once(capfd):

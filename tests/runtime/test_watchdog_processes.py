@@ -42,6 +42,8 @@ STEPS = textwrap.dedent(
                 ctypes.PyDLL(None).sleep(300)
             if fault == "fails":
                 raise ValueError("no more rows")
+            if fault == "exits":
+                sys.exit(3)
         if t == 3 and fault == "all fail":
             raise ValueError("no more rows")
 
@@ -155,16 +157,20 @@ def test_a_process_that_holds_pythons_lock_shows_its_stack():
     assert "Timeout" in own_err and "in next_batch" in own_err
 
 
-@pytest.mark.parametrize("culprit", [0, 1])
-def test_an_exception_in_one_process_ends_the_others(culprit):
-    results = steps(2, culprit, "fails")
+@pytest.mark.parametrize(
+    ("culprit", "fault", "own_code", "own", "said"),
+    [
+        (0, "fails", 1, "ValueError: no more rows", "ValueError: no more rows"),
+        (1, "exits", 3, "", "SystemExit: 3"),
+    ],
+)
+def test_an_exception_in_one_process_ends_the_others(culprit, fault, own_code, own, said):
+    results = steps(2, culprit, fault)
     code, _, err = results[culprit]
-    assert code == 1 and err.rstrip().endswith("ValueError: no more rows")
+    assert code == own_code and err.rstrip().endswith(own)
     code, _, err = results[1 - culprit]
     assert code == 75
-    assert (
-        f"process {culprit} on host {host()} failed at step 3 (input): ValueError: no more" in err
-    )
+    assert f"process {culprit} on host {host()} failed at step 3 (input): {said}" in err
 
 
 def test_an_exception_in_all_processes_is_theirs():

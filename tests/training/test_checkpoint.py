@@ -218,6 +218,18 @@ def test_every_file_of_the_state_is_needed(tmp_path):
     assert checkpoint.latest(tmp_path).step == 2
 
 
+def test_where_none_is_whole_that_is_said(tmp_path):
+    for step in (2, 4):
+        truncate(checkpoint.save(tmp_path, step, state(), NOTES))
+    before, told = files(tmp_path), []
+    with pytest.raises(
+        CheckpointError, match=r"step_00000004 .*None of the 1 before it is whole"
+    ) as error:
+        checkpoint.find(tmp_path, told.append)
+    assert "Start a fresh run in another folder." in str(error.value)
+    assert files(tmp_path) == before and not told
+
+
 def test_damaged_ones_are_set_aside_where_an_older_one_is_whole(tmp_path):
     for step in (2, 4, 6):
         checkpoint.save(tmp_path, step, state(), NOTES, keep=3)

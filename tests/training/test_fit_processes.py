@@ -9,7 +9,7 @@ from ..processes import outputs
 
 RUN = textwrap.dedent(
     """
-    import sys
+    import os, signal, sys
     import jax, jax.numpy as jnp, numpy as np
     import collc
     from collc.training.fitting import feed
@@ -60,6 +60,8 @@ RUN = textwrap.dedent(
     def turn(event):
         if event.step == 2:
             event.switch("native" if me == 0 else "ring")
+            if folder.endswith("drained") and me == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
 
     for folder, steps, kind in zip(runs[::3], runs[1::3], runs[2::3], strict=True):
         switch = Switch.plans(make, plans)
@@ -67,6 +69,8 @@ RUN = textwrap.dedent(
         found = fit(switch, jnp.zeros(3), data, steps=int(steps), folder=folder, resume=True,
                     callbacks=[turn], profile=0)
         assert switch.active == "native", switch
+        if folder.endswith("drained"):
+            assert found.step in (2, 3) and found.report.stopped == "SIGTERM", found
         print("FINAL", np.asarray(found.state).tobytes().hex())
     """
 )
@@ -85,7 +89,8 @@ def finals(folder, *runs):
 
 @pytest.mark.newest_only
 def test_processes_agree_load_their_rows_and_resume(tmp_path):
-    whole, _ = finals(tmp_path, ("whole", 6, "whole"), ("cut", 3, "joined"))
+    runs = ("whole", 6, "whole"), ("cut", 3, "joined"), ("drained", 99, "whole")
+    whole, *_ = finals(tmp_path, *runs)
     assert finals(tmp_path, ("cut", 6, "joined")) == [whole]
     lines = (tmp_path / "cut" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == list(range(1, 7))

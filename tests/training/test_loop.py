@@ -1,13 +1,16 @@
 """The loop around a step that does nothing: signals, evaluation, metrics, checkpoints."""
 
+import io
 import os
 import signal
 import subprocess
 import sys
 
 import pytest
+from rich.console import Console
 
 from collc.training.checkpoints import checkpoint
+from collc.training.fitting import progress
 from collc.training.fitting.interrupt import Interrupt
 
 from .counting import Fake, at_step, fitting, kill, lines, refuse, saved, values
@@ -154,3 +157,14 @@ def test_metrics_go_on_where_the_checkpoint_is(whole, tmp_path):
     assert values(tmp_path) == values(whole[0])
     seconds = [r["seconds"] for r in lines(tmp_path)]
     assert seconds == sorted(seconds)
+
+
+def test_a_log_gets_a_line_every_so_often(monkeypatch):
+    log = io.StringIO()
+    monkeypatch.setattr(progress, "LINE_S", 0.0)
+    with progress.Bar(Console(file=log, width=120), 0, 9) as bar:
+        bar.show(1, {"loss": 2.0}, 0, 0.5)
+        monkeypatch.setattr(progress, "LINE_S", 1e9)
+        bar.show(2, {"loss": 1.0}, 0, 0.5)
+    said = [line for line in log.getvalue().splitlines() if line.startswith("step")]
+    assert said == ["step     1/9  loss 2.000"]

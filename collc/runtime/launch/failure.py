@@ -13,6 +13,8 @@ _ECHO = re.compile(
     r"|connection (closed|reset|refused)|socket closed|has not come to|process 0 has not said",
     re.IGNORECASE,
 )
+# The last line of a watchdog that ends the job, which says why.
+_VERDICT = re.compile(rf"collc watchdog: .* ends with code {RESTART}, .*?, since (.*?)\.?$")
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,11 @@ class Failure:
     def __str__(self) -> str:
         if self.code < 0:
             return f"host {self.host} was killed by {name_of(-self.code)}"
-        why = " (its watchdog ended the job)" if self.code == RESTART else ""
-        return f"host {self.host} exited with {self.code}{why}"
+        if self.code != RESTART:
+            return f"host {self.host} exited with {self.code}"
+        found = [said[1] for line in self.lines if (said := _VERDICT.search(line))]
+        why = f", since {found[-1]}" if found else ""
+        return f"host {self.host} exited with {self.code}: its watchdog ended the job{why}"
 
 
 def name_of(number: int) -> str:
@@ -63,8 +68,8 @@ def name_of(number: int) -> str:
 def cause(failures: Sequence[Failure]) -> Failure:
     """Of failures in the order of time the one that brought the others about, as far as one can tell.
 
-    One killed by a signal comes first, then one that says nothing of others, then any; a watchdog
-    that ended the job comes last.
+    One killed by a signal comes first, then one that says nothing of others, then any; then a watchdog
+    that ended the job, and last whom JAX aborted, since it does that to all when the coordinator ends.
     """
 
     def rank(failure: Failure) -> int:
@@ -72,6 +77,8 @@ def cause(failures: Sequence[Failure]) -> Failure:
             return 0
         if failure.code == RESTART:
             return 3
+        if failure.code == -signal.SIGABRT:
+            return 4
         return 2 if failure.echo else 1
 
     return min(failures, key=rank)  # the first of equals

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from collc.runtime.watchdog import words
-from collc.runtime.watchdog.beats import ENDING, FAILED, RUNNING, Beat
+from collc.runtime.watchdog.beats import DONE, ENDING, FAILED, RUNNING, Beat
 
-# A process in these phases may only wait for the devices of another: "wait" more surely so.
-VICTIMS = {"step": 1, "wait": 2}
+# A process in these phases may only wait for another: the more surely, the higher.
+VICTIMS = {"checkpoint": 1, "step": 2, "wait": 3}
 
 
 @dataclass(frozen=True)
@@ -162,14 +162,30 @@ def _stuck(view: View, now: float, limits: Limits) -> Verdict | None:
     if verdict := _silent(view, limits.silent / 2):
         return verdict
     beats = {p: s.beat for p, s in running.items()}
+    if gone := _gone(view, beats):
+        return Verdict(
+            f"{words.names(gone)} {words.has(gone)} ended at {words.places(gone.values())}, while "
+            f"{words.names(beats)} {words.has(beats)} been at {words.places(beats.values())} for "
+            f"{idle:.0f} s",
+            tuple(gone),
+        )
     culprits = behind(beats)
     return Verdict(f"{words.positions(beats, culprits)} for {idle:.0f} s", culprits)
+
+
+def _gone(view: View, running: Mapping[int, Beat]) -> dict[int, Beat]:
+    """Those done at an earlier step than all that still run, where these only wait."""
+    if not all(beat.phase in VICTIMS for beat in running.values()):
+        return {}
+    first = min((beat.step for beat in running.values()), default=0)
+    done = {p: s.beat for p, s in view.seen.items() if s.beat.state == DONE}
+    return {p: beat for p, beat in done.items() if beat.step < first}
 
 
 def behind(beats: Mapping[int, Beat]) -> tuple[int, ...]:
     """The processes that hold up the others, none where several are and all are alike.
 
-    Those at the earliest step; of these, the ones that do not only wait for devices.
+    Those at the earliest step; of these, the ones that do not only wait for others.
 
     >>> where = {0: (42, "wait"), 1: (41, "input"), 2: (41, "wait")}
     >>> behind({p: Beat("h", 1, step=step, phase=phase) for p, (step, phase) in where.items()})

@@ -2,7 +2,6 @@
 
 import faulthandler
 import itertools
-import math
 import os
 import threading
 import time
@@ -13,6 +12,7 @@ from typing import Any, NoReturn, Self
 from collc.errors import DataError
 from collc.planning.agree import distributed, host_name, state
 from collc.runtime import ending
+from collc.runtime.patience import seconds
 from collc.runtime.place import RESTART
 from collc.runtime.watchdog import words
 from collc.runtime.watchdog.beats import DONE, ENDING, FAILED, RUNNING, Beat, Store
@@ -46,14 +46,18 @@ class Watchdog:
     Python's lock writes its stacks by faulthandler's timer, of which a process has one, so the program
     cannot use it meanwhile; the others end, and a process alone is ended with code 1, 3 s after the
     timeout. A process that has failed while others go on runs no exit handlers that were registered
-    before, and leaves with code 1, or 75 if another may be the cause.
+    before, and leaves with code 1 or that of its SystemExit, or 75 if another may be the cause.
 
     Raises DataError for limits that cannot be, and where one object is entered twice.
     """
 
     def __init__(self, timeout_s: float = TIMEOUT_S, *, silent_s: float | None = None) -> None:
-        timeout = seconds("timeout_s", timeout_s)
-        silent = min(SILENT_S, 0.8 * timeout) if silent_s is None else seconds("silent_s", silent_s)
+        timeout = seconds("timeout_s", timeout_s, DataError)
+        silent = (
+            min(SILENT_S, 0.8 * timeout)
+            if silent_s is None
+            else seconds("silent_s", silent_s, DataError)
+        )
         self._limits = Limits(timeout, silent, min(GRACE_S, timeout / 4))
         self._at = (0, 0, "start")
         self._state: tuple[str, str, tuple[int, ...]] = (RUNNING, "", ())
@@ -65,8 +69,8 @@ class Watchdog:
     def beat(self, step: int, phase: str) -> None:
         """This process gets further: it is at this step, in this phase, any short word.
 
-        In the phases "step" and "wait" it may wait for the devices of others, and is not blamed for
-        that as long as another is elsewhere.
+        In the phases "step", "wait" and "checkpoint" it may wait for others, and is not blamed for that
+        as long as another is elsewhere.
         """
         self._at = (self._at[0] + 1, step, phase)
 
@@ -203,7 +207,8 @@ class Watchdog:
                 f"{words.places(quiet.values())}, and may be the cause.\n"
             )
         if len(view.others(DONE, FAILED)) < view.n - 1:
-            ending.leave_at_exit(RESTART if quiet else 1)
+            own = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 1
+            ending.leave_at_exit(RESTART if quiet else own or 1)
             if self._me == 0:
                 time.sleep(ending.AFTER_S)
 
@@ -221,10 +226,3 @@ def reporter(view: View, verdict: Verdict) -> int:
         if seen.beat.state in (RUNNING, ENDING) and process not in verdict.culprits
     ]
     return there[0] if there else view.me
-
-
-def seconds(name: str, value: Any) -> float:
-    """A number of seconds. Raises DataError for what is none, or not above 0."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise DataError(f"{name} is {value!r}: a number of seconds above 0 is needed.")
-    return float(value)

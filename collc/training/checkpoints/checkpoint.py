@@ -212,7 +212,14 @@ def find(folder: Path, tell: Callable[[str], object] | None = None) -> Checkpoin
                 broken[path] = error
                 if tell is not None and path != found[0]:
                     continue
-                raise next(iter(broken.values())) from None
+                worst = next(iter(broken.values()))
+                if len(broken) == 1:
+                    raise worst from None
+                what = str(worst).partition(f" {UNCHANGED}")[0]
+                raise CheckpointError(
+                    f"{what} None of the {len(broken) - 1} before it is whole either. {UNCHANGED} "
+                    "Start a fresh run in another folder."
+                ) from None
             if tell is not None:
                 for one, error in broken.items():
                     what, aside = str(error).partition(f" {UNCHANGED}")[0], _aside(one).name

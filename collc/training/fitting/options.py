@@ -12,7 +12,8 @@ from rich.console import Console
 from collc.errors import DataError
 from collc.planning.agree import distributed
 from collc.planning.plan import Plan
-from collc.runtime.watchdog.watchdog import TIMEOUT_S, seconds
+from collc.runtime.patience import seconds
+from collc.runtime.watchdog.watchdog import TIMEOUT_S
 from collc.training.checkpoints.portable import places, record
 from collc.training.checkpoints.resize import rules_for
 
@@ -83,7 +84,7 @@ def patience(watchdog: Any) -> float | None:
     """
     if watchdog is None:
         return TIMEOUT_S if distributed() else None
-    return None if watchdog == math.inf else seconds("watchdog", watchdog)
+    return None if watchdog == math.inf else seconds("watchdog", watchdog, DataError)
 
 
 def _functions(callbacks: Any) -> tuple[Any, ...]:

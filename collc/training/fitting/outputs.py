@@ -89,7 +89,7 @@ def opened(
     resume: bool = False,
     tensorboard: bool = False,
 ) -> Iterator[Outputs]:
-    """The files of a run that goes on from ``found``; says so if it should resume, but cannot."""
+    """The files of a run that goes on from ``found``; says so, also where it should but cannot."""
     start = found.step if found else 0
     mine = folder if jax.process_index() == 0 else None
     metrics = Metrics(mine / METRICS, start) if mine is not None else None
@@ -99,6 +99,8 @@ def opened(
             backup = metrics and metrics.backup
             kept = f"; the old metrics are kept in {backup}" if backup else ""
             say(console, f"no checkpoint: starting from step 0{kept}")
+        elif found is not None and found.step:
+            say(console, f"going on from step {found.step} ({found.folder})")
         if mine is not None and tensorboard:
             board = TensorBoard(mine / TENSORBOARD, start)
         yield Outputs(folder and folder / CHECKPOINTS, metrics, board, console)

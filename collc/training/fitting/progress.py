@@ -1,6 +1,7 @@
 """What a terminal shows of a run: lines, and a bar below them."""
 
 import statistics
+import time
 from collections import deque
 from collections.abc import Mapping
 from typing import Any, Self
@@ -9,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 RECENT = 20  # steps whose median duration predicts the time left
+LINE_S = 30.0  # from one line to the next in a log, which has no bar
 
 
 def clock(seconds: float) -> str:
@@ -28,7 +30,8 @@ def say(console: Console, text: str) -> None:
 
 
 class Bar:
-    """Shown while entered: steps, what the last one said, how fast they are, the time left.
+    """Shown while entered: steps, what the last one said, how fast they are, the time left. What is no
+    terminal gets a line every 30 s instead.
 
     With ``tokens``, of a batch, the speed is that of tokens. The first step compiles: it predicts
     nothing.
@@ -37,7 +40,7 @@ class Bar:
     def __init__(self, console: Console, step: int, steps: int, tokens: int | None = None) -> None:
         self._first, self._steps, self._tokens = step + 1, steps, tokens
         self._recent: deque[float] = deque(maxlen=RECENT)
-        self._said = ""
+        self._said, self._line = "", time.monotonic()
         fields: dict[str, Any] = {
             "said": "",
             "speed": "compiling" if step < steps else "",
@@ -76,6 +79,10 @@ class Bar:
                 speed = f"{1 / typical:,.1f} steps/s"
             left = f"{clock((self._steps - step) * typical)} left"
         self._progress.update(self._task, completed=step, said=self._said, speed=speed, left=left)
+        if not self._progress.console.is_terminal and time.monotonic() - self._line >= LINE_S:
+            self._line = time.monotonic()
+            words = f"step {step:>5}/{self._steps}", self._said, speed, left
+            say(self._progress.console, "  ".join(filter(None, words)))
 
     def evaluated(self, step: int, found: Mapping[str, float], seconds: float) -> None:
         """A line above the bar: the last step and what its evaluation found, after so long."""

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from collc.errors import CollcError, StepError
-from collc.planning.agree import TIMEOUT_S, distributed, share
+from collc.planning.agree import TIMEOUT_S, Box, distributed, share
 from collc.planning.plan import Plan
 from collc.training.checkpoints import checkpoint
 from collc.training.checkpoints.checkpoint import Checkpoint
@@ -89,6 +89,7 @@ class Loop:
         self.outputs, self.interrupt = outputs, interrupt
         if (skipped := self.carried.skipped()) is not None:
             self.skipped = int(skipped)
+        self._signals = Box()
         self._pending: deque[Started] = deque()
         self._position = ""
         self._told: StepError | None = None  # what has said which checkpoint is the last
@@ -219,7 +220,7 @@ class Loop:
         due = step % options.evaluate_every == 0 or step == options.steps
         if options.evaluate is None or not due or self.validated == step:
             return None
-        if self._agreed("what comes before the evaluation", self.interrupt.signal):
+        if self._agreed("what comes before the evaluation", self._signal()):
             return None
         self.drain()
         self.beat(step, "evaluation")
@@ -241,12 +242,20 @@ class Loop:
 
     def _decide(self) -> str:
         """What callbacks and signals asked for, as process 0 has it: done on all processes."""
-        if self.interrupt.signal:
-            self.wish["stop"] = signal.Signals(self.interrupt.signal).name
+        if stop := self._signal():
+            self.wish["stop"] = stop
         wish, self.wish = self._agreed("what comes after this step", self.wish), {}
         if "switch" in wish and isinstance(self.step_function, Switch):
             self.step_function.use(wish["switch"])
         return wish.get("stop", "")
+
+    def _signal(self) -> str:
+        """The signal that this process got or, on process 0, any process: one host may be drained."""
+        if self.interrupt.signal:
+            own = signal.Signals(self.interrupt.signal).name
+            self._signals.leave(own)
+            return own
+        return next(iter(self._signals.words()), "")
 
     def _due(self) -> bool:
         """Whether there is to be a checkpoint of this step."""

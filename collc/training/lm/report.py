@@ -87,14 +87,13 @@ def opening(
         lines[SHOWN:] = [f"... {rest} more lines: the plan is in {run.path / PLAN}"]
     say(console, "\n".join(lines) + "\n")
     batch, seq = config.batch, config.seq
-    going_on = f", going on from step {run.start}" if run.checkpoint else ""
     say(
         console,
         f"text   {len(corpus.train):,} bytes of {corpus.train_files} files to train on, "
         f"{len(corpus.validation):,} bytes of {corpus.validation_files} other files to validate\n"
         f"model  {config.model}: {parameters:,} parameters; {batch} × {seq} bytes a step, "
         f"{batch // devices} × {seq} on each of {devices} devices\n"
-        f"run    {run.path}{going_on}",
+        f"run    {run.path}",
     )
 
 
