@@ -12,7 +12,7 @@ import typer
 from collc.cli import common
 from collc.cli.common import Debug, Json, Output, guarded, print_json
 from collc.runtime.doctor.examine import examine, gathered
-from collc.runtime.doctor.finding import Finding, Level, Said, listed
+from collc.runtime.doctor.finding import Finding, Level, Said, count, listed
 from collc.runtime.doctor.host import Host
 from collc.runtime.doctor.jobs import called, read_job
 
@@ -63,7 +63,7 @@ def doctor(
         from collc.runtime.doctor.together import ask
 
         with _printed_elsewhere():
-            asked = ask(host, name, mine, job is not None, wanted, timeout)
+            asked = ask(host, name, mine, job, wanted, timeout)
         found, prints = asked.found, asked.prints
         common.left_behind.extend(left_behind)
     if not prints:
@@ -119,4 +119,4 @@ def show(found: Sequence[Said]) -> None:
     well = {finding.check for finding in hosts if finding.level == Level.OK} - amiss
     parts = [(counts[Level.ERROR], "error", ""), (counts[Level.WARNING], "warning", "")]
     parts += [(len(well), "check", " well")] if well else []
-    output.line(", ".join(f"{n} {noun}{'s' * (n != 1)}{end}" for n, noun, end in parts), "bold")
+    output.line(", ".join(f"{count(n, noun)}{end}" for n, noun, end in parts), "bold")

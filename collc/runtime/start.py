@@ -125,7 +125,8 @@ def inside_jax(purpose: str) -> Iterator[None]:
 
 
 def _tell(process: int, line: str) -> None:
-    print(f"collc.init, process {process}: {line}", file=sys.stderr, flush=True)
+    sys.stderr.write(f"collc.init, process {process}: {line}\n")  # at once: others write there too
+    sys.stderr.flush()
 
 
 def whole_seconds(timeout_s: float) -> int:

@@ -9,6 +9,7 @@ from collc.runtime.doctor.host import Host
 
 CPU, GPU = ("cpu", "cpu"), ("gpu", "NVIDIA H100")
 ON_CPU, ON_GPU = Probe((CPU,)), Probe((GPU,))
+PORT = "/sys/class/infiniband/{}/ports/1"
 
 
 def host(root: Path, files: Mapping[str, object] | None = None, **environment: str) -> Host:
@@ -21,6 +22,18 @@ def host(root: Path, files: Mapping[str, object] | None = None, **environment: s
 
 def gpus(n: int) -> dict[str, object]:
     return {f"/proc/driver/nvidia/gpus/0000:{i:02x}:00.0/information": "" for i in range(n)}
+
+
+def port(device: str = "mlx5_0", rate: str = "400 Gb/sec (4X NDR)", **changed) -> dict[str, object]:
+    """A port that is well, with the counters that every driver has, and a state or counters changed."""
+    folder = PORT.format(device)
+    files = {"state": "4: ACTIVE", "phys_state": "5: LinkUp", "rate": rate}
+    files |= {name: changed.pop(name) for name in list(changed) if name in files}
+    own = {"counters/symbol_error": 0, "counters/port_xmit_data": 123456}
+    own |= {"hw_counters/out_of_sequence": 0, "hw_counters/lifespan": 10}
+    for name, n in changed.items():
+        own[f"counters/{name}" if f"counters/{name}" in own else f"hw_counters/{name}"] = n
+    return {f"{folder}/{name}": text for name, text in {**files, **own}.items()}
 
 
 def only(findings: list[Finding], level: str, *words: str) -> None:

@@ -61,11 +61,16 @@ def test_jobs():
             "warning",
             ["one GPU", "7 of 8", "--ntasks-per-node=8", "JAX_LOCAL_DEVICE_IDS=0,1"],
         ),
-        (SLURM | {"JAX_LOCAL_DEVICE_IDS": "0,1"}, 2, "note", ["JAX_LOCAL_DEVICE_IDS=0,1"]),
+        (
+            SLURM | {"JAX_LOCAL_DEVICE_IDS": "0,1"},
+            2,
+            "note",
+            ["JAX_LOCAL_DEVICE_IDS=0,1 of 2 GPUs, 1 process here"],
+        ),
         (EIGHT, 1, "error", ["number, 3", "JAX_LOCAL_DEVICE_IDS=0", "--gpus-per-task"]),
         (EIGHT, 4, "error", ["8 processes and 4 GPUs", "--ntasks-per-node=4"]),
         (EIGHT, 8, "ok", ["8 processes on 8 GPUs"]),
-        (MPI, 8, "warning", ["under Open MPI", "6 of 8 GPUs stay idle"]),
+        (MPI, 8, "warning", ["under Open MPI", "with 2 here, nothing uses 6 of 8 GPUs"]),
         (EIGHT | {"http_proxy": "p"}, 0, "warning", ["http_proxy", "unset", "no_proxy"]),
         (POD, 8, "warning", ["Kubernetes", "jax[k8s]"]),
         (LAUNCHED, 0, "ok", ["4 processes started by collc launch"]),
@@ -84,7 +89,9 @@ def test_a_script_of_slurm_without_srun():
         "SLURM_PROCID": "0",
     }
     assert job(batch) is None
-    only(scheduler(batch, None, 8, False), "warning", "4 nodes", "srun")
+    only(scheduler(batch, None, 8, False), "warning", "4 nodes and 4 tasks,", "srun")
+    one = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}
+    only(scheduler(one, None, 8, False), "warning", "2 nodes and 1 task, but")
 
 
 # ---- names, clocks, limits ----------------------------------------------------------------------
@@ -145,8 +152,8 @@ def test_limits():
     plenty = Limits(SHARED, 500 << 30, -1, memory=512 << 30)
     well(allowed(plenty, rdma=True, several=False))
     files = allowed(Limits(SHARED, -1, 1024), rdma=False, several=True)
-    only(files, "warning", "1024 files", "ulimit -n")
-    only(allowed(Limits(SHARED, -1, 4095), False, True), "warning", "4095 files")
+    only(files, "warning", "1,024 files", "ulimit -n")
+    only(allowed(Limits(SHARED, -1, 4095), False, True), "warning", "4,095 files")
     well(allowed(Limits(SHARED, -1, 4096), rdma=False, several=True))
     only(
         allowed(Limits(SHARED, None, None), True, True),

@@ -1,13 +1,24 @@
 """What `collc doctor` finds in flags of XLA, and in settings of jax and NCCL: all planted."""
 
+from pathlib import Path
+
 import pytest
+from jaxlib.xla_client import generate_pjrt_gpu_plugin_options
 
 from collc.runtime.doctor import flags
-from collc.runtime.doctor.devices import (
-    Probe,
-)
+from collc.runtime.doctor.devices import Probe
+from collc.runtime.doctor.host import Host
 from collc.runtime.doctor.nccl import nccl, variables
-from collc.runtime.doctor.settings import OLD_SHARE, SETTINGS, SHARE, settings
+from collc.runtime.doctor.settings import (
+    ABORT,
+    ALLOCATOR,
+    ALLOCATORS,
+    COLLECTIVE,
+    OLD_SHARE,
+    SETTINGS,
+    SHARE,
+    settings,
+)
 
 from .planted import ON_CPU, ON_GPU, host, only, well
 
@@ -74,24 +85,90 @@ def test_every_flag_that_is_spoken_of_is_one_of_xla():
     assert spoken <= set(known)
 
 
-@pytest.mark.parametrize(
-    "setting", [s for s in SETTINGS if s.name not in (SHARE, OLD_SHARE)], ids=lambda s: s.name
+PREALLOCATE, UNCHECKED = "XLA_PYTHON_CLIENT_PREALLOCATE", "JAX_SKIP_CUDA_CONSTRAINTS_CHECK"
+# What jax's own code makes of each value: amiss, and well.
+VALUES = {
+    "JAX_DEFAULT_MATMUL_PRECISION": (["highest", "float32"], ["bfloat16", "tensorfloat32"]),
+    PREALLOCATE: (["false", "False", "0"], ["", "true", "FALSE", "no", "off", " 0"]),
+    UNCHECKED: (["1", "0", "false"], [""]),
+    ALLOCATOR: (["platform", "PLATFORM"], [*(set(ALLOCATORS) - {"platform"}), "BFC"]),
+    COLLECTIVE: (["many", "1.5", "1 GB"], ["", "1024", "0"]),
+    ABORT: (["", "true"], ["0", "1"]),
+    "CUDA_LAUNCH_BLOCKING": (["1"], ["0"]),
+}
+# jax does not start at what is neither true nor false: the check of devices says so.
+TRUTH = (
+    ["1", "true", "True", "YES", "y", "t", "on"],
+    ["0", "false", "no", "f", "n", "off", "maybe"],
 )
-def test_settings(setting):
-    planted = {
-        "JAX_DEFAULT_MATMUL_PRECISION": "highest",
-        "XLA_PYTHON_CLIENT_ALLOCATOR": "platform",
-        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
-    }.get(setting.name, "1")
-    only(settings({setting.name: planted}), setting.level, setting.name, planted, setting.remedy)
-    calm = {"XLA_PYTHON_CLIENT_PREALLOCATE": "true"}
-    well(settings({setting.name: calm.get(setting.name, "0")}))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name for name in dict.fromkeys(s.name for s in SETTINGS) if name not in (SHARE, OLD_SHARE)],
+)
+def test_settings(name):
+    setting = next(s for s in SETTINGS if s.name == name)
+    amiss, calm = VALUES.get(name, TRUTH)
+    for value in amiss:
+        only(settings({name: value}), setting.level, f"{name}={value} ", setting.remedy)
+    for value in calm:
+        well(settings({name: value}))
+
+
+@pytest.mark.parametrize("value", ["", "arena", " bfc", "platform "])
+def test_an_allocator_that_there_is_not(value):
+    """jax takes an empty value for a name too."""
+    only(settings({ALLOCATOR: value}), "error", f"{ALLOCATOR}={value} is none of default,", "unset")
+
+
+def test_options_are_those_of_jaxlib(monkeypatch):
+    """What is an error here, jaxlib refuses, and takes what is not."""
+    options = generate_pjrt_gpu_plugin_options
+    for name in (ALLOCATOR, COLLECTIVE, ABORT, SHARE, OLD_SHARE, PREALLOCATE):
+        monkeypatch.delenv(name, raising=False)
+    for name, refused in (
+        (ALLOCATOR, ["", "arena", " bfc"]),
+        (COLLECTIVE, VALUES[COLLECTIVE][0]),
+        (ABORT, VALUES[ABORT][0]),
+        (SHARE, ["much"]),
+    ):
+        for value in refused:
+            monkeypatch.setenv(name, value)
+            with pytest.raises(ValueError):
+                options()
+        monkeypatch.delenv(name)
+    for name in (COLLECTIVE, ABORT):
+        for value in VALUES[name][1]:
+            monkeypatch.setenv(name, value)
+            options()
+        monkeypatch.delenv(name)
+    for value, on in [(v, False) for v in VALUES[PREALLOCATE][0]] + [("FALSE", True), ("no", True)]:
+        monkeypatch.setenv(PREALLOCATE, value)
+        assert options()["preallocate"] is on
+    for name in ("default", "platform", "bfc", "cuda_async", "vmm"):
+        monkeypatch.setenv(ALLOCATOR, name)
+        assert options()["allocator"] in ALLOCATORS
+
+
+def test_long_values_are_cut():
+    found = [
+        *settings({ALLOCATOR: "a" * 5000}),
+        *nccl(Host({"NCCL_P2P_DISABLE": "b" * 5000}, Path("/nowhere"))),
+        *flags.xla(Host({"XLA_FLAGS": f"--xla_dump_to={'c' * 5000}"}, Path("/nowhere")), ON_GPU),
+    ]
+    assert len(found) == 3
+    for finding, letter in zip(found, "abc", strict=True):
+        assert f"={letter * 200}... (5,000 characters) " in finding.found
 
 
 def test_the_share_of_memory_under_both_of_its_names():
     for name in (SHARE, OLD_SHARE):
         only(settings({name: "0.96"}), "warning", f"{name}=0.96 leaves NCCL", "0.9 or less")
         only(settings({name: "much"}), "error", f"{name}=much is no number", f"unset {name}")
+        for value in ("0", "0.0", "-0.5", "nan"):
+            only(settings({name: value}), "error", f"{name}={value} is no share of memory")
+        well(settings({name: "0.1"}))
         well(settings({name: "0.95"}))
         well(settings({name: ""}))
     only(settings({SHARE: "0.8", OLD_SHARE: "0.8"}), "error", f"beside {SHARE}", "the old name")
@@ -100,7 +177,7 @@ def test_the_share_of_memory_under_both_of_its_names():
 def test_levels_of_settings():
     """An error stops a run that would be wrong, a warning is what costs time, a note may be meant."""
     levels = {
-        "error": {"JAX_DISABLE_JIT", SHARE, OLD_SHARE},
+        "error": {"JAX_DISABLE_JIT", SHARE, OLD_SHARE, ALLOCATOR, COLLECTIVE, ABORT},
         "note": {
             "JAX_ENABLE_X64",
             "JAX_DEFAULT_MATMUL_PRECISION",

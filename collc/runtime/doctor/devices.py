@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from collc.runtime.doctor.finding import Finding, error, listed, note, ok, warning
+from collc.runtime.doctor.finding import Finding, count, error, listed, note, ok, short, warning
 from collc.runtime.doctor.host import Host
 
 MARK = "collc doctor found "
@@ -97,19 +97,19 @@ def devices(host: Host, found: Probe, installed: Mapping[str, str]) -> list[Find
         if found.unknown or found.malformed:  # said by the check of flags
             return []
         remedy = "Run python -c 'import jax; print(jax.devices())' and repair what it says."
-        return [error(check, f"jax does not start: {found.complaint}", remedy)]
+        return [error(check, f"jax does not start: {short(found.complaint, 500)}", remedy)]
     kinds = [kind for _, kind in found.devices]
     shown = ", ".join(f"{kinds.count(kind)} × {kind}" for kind in sorted(set(kinds)))
     if found.platform == "cpu" and "cpu" in wanted.split(",")[:1]:
-        rest = f"; JAX_PLATFORMS={wanted} leaves {gpus} GPUs idle" if gpus else ""
+        rest = f"; JAX_PLATFORMS={short(wanted)} leaves {count(gpus, 'GPU')} idle" if gpus else ""
         remedy = "Unset JAX_PLATFORMS if the run is to use GPUs." if gpus else ""
         return [note(check, shown + rest, remedy) if gpus else ok(check, shown)]
     if found.platform == "cpu" and gpus and not plugin:
-        what = f"{shown}, though the host has {gpus} NVIDIA GPUs: jax has no CUDA plugin"
+        what = f"{shown}, though the host has {count(gpus, 'NVIDIA GPU')}: jax has no CUDA plugin"
         return [warning(check, what, 'pip install -U "jax[cuda13]", or set JAX_PLATFORMS=cpu')]
     if found.platform == "cpu" and gpus:
-        what = f"{shown}, though the host has {gpus} NVIDIA GPUs and the CUDA plugin"
-        said = f": {found.complaint}" if found.complaint else ""
+        what = f"{shown}, though the host has {count(gpus, 'NVIDIA GPU')} and the CUDA plugin"
+        said = f": {short(found.complaint, 500)}" if found.complaint else ""
         remedy = "Set JAX_PLATFORMS=cuda, so that jax says why it cannot use them; see the driver."
         return [error(check, what + said, remedy)]
     if found.platform == "cpu" and plugin:
@@ -156,4 +156,4 @@ def order(all_devices: Sequence[Placed], platform: str) -> list[Finding]:
         what = f"{slices} slices (NVLink domains): jax.make_mesh refuses meshes over several"
         found.append(note(check, what, "Take the mesh from collc.init()."))
     each = len(all_devices) // len(hosts)  # collc.init has seen that all have as many
-    return found or [ok(check, f"host by host: {len(hosts)} × {each} devices")]
+    return found or [ok(check, f"host by host: {len(hosts)} × {count(each, 'device')}")]

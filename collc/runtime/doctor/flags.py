@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from collc.runtime.doctor.devices import Probe
-from collc.runtime.doctor.finding import Finding, error, listed, note, ok, warning
+from collc.runtime.doctor.finding import Finding, error, listed, note, ok, short, warning
 from collc.runtime.doctor.host import Host
 from collc.runtime.xla_flags import DEVICES, named_file
 
@@ -98,7 +98,7 @@ def given(host: Host) -> tuple[str, list[Finding]]:
         return text, []
     content = host.text(os.path.abspath(file))
     if content is None:
-        what = f"XLA_FLAGS={text} is no flag, since it does not begin with -, and no file either"
+        what = f"XLA_FLAGS={short(text)} is no flag, since it does not begin with -, and no file either"
         return "", [error(CHECK, what, "Write flags as --xla_name=value, with blanks between.")]
     return content, []
 
@@ -133,10 +133,10 @@ def _aborts(probe: Probe, known: tuple[str, ...]) -> list[Finding]:
         name = word.lstrip("-").partition("=")[0]
         close = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
         hint = f" Did you mean --{close[0]}?" if close else ""
-        what = f"this jaxlib does not know {word}, and aborts at start"
+        what = f"this jaxlib does not know {short(word)}, and aborts at start"
         found.append(error(CHECK, what, f"Take it out of XLA_FLAGS.{hint}"))
     for word in probe.malformed:
-        what = f"--{word} has a value that XLA cannot read, and it aborts at start"
+        what = f"--{short(word)} has a value that XLA cannot read, and it aborts at start"
         found.append(error(CHECK, what, "Write true or false, or the number that the flag takes."))
     return found
 
@@ -145,7 +145,7 @@ def _several(values: Mapping[str, list[str]]) -> list[Finding]:
     return [
         warning(
             CHECK,
-            f"--{name} is given with the values {listed(several)}; the last one counts",
+            f"--{short(name)} is given with the values {listed(several)}; the last one counts",
             "Keep one of them in XLA_FLAGS.",
         )
         for name, several in values.items()
@@ -157,7 +157,7 @@ def _unsafe(last: Mapping[str, str]) -> list[Finding]:
     found = []
     for unsafe in UNSAFE:
         if unsafe.flag in last and unsafe.when(last[unsafe.flag]):
-            shown = f"--{unsafe.flag}={last[unsafe.flag]}".rstrip("=")
+            shown = f"--{unsafe.flag}={short(last[unsafe.flag])}".rstrip("=")
             found.append(warning(CHECK, f"{shown} {unsafe.what}", unsafe.remedy))
     return found
 
@@ -169,7 +169,7 @@ def _of_no_use(last: Mapping[str, str], platform: str) -> list[Finding]:
             what = f"--{name} makes results repeat, and some kernels slower"
             found.append(note(CHECK, what, "Take it out of XLA_FLAGS if that is not on purpose."))
     if VIRTUAL in last and platform not in ("", "cpu"):
-        what = f"--{VIRTUAL}={last[VIRTUAL]} has no effect on {platform}"
+        what = f"--{VIRTUAL}={short(last[VIRTUAL])} has no effect on {platform}"
         found.append(note(CHECK, what, "It is for virtual devices: JAX_PLATFORMS=cpu."))
     return found
 

@@ -5,7 +5,17 @@ from dataclasses import dataclass
 
 from collc.errors import PlanError
 from collc.runtime.addresses import endpoint, is_loopback, is_number
-from collc.runtime.doctor.finding import Finding, error, message, note, ok, warning
+from collc.runtime.doctor.finding import (
+    Finding,
+    count,
+    error,
+    listed,
+    message,
+    note,
+    ok,
+    short,
+    warning,
+)
 from collc.runtime.doctor.host import integer
 from collc.runtime.place import place
 
@@ -90,13 +100,11 @@ def scheduler(
     found += _gpus(environment, own, gpus)
     proxies = sorted(name for name in environment if "_proxy" in name.lower() and environment[name])
     if own.across and any(name.lower() != "no_proxy" for name in proxies):
-        what = (
-            f"{', '.join(proxies)} in a job: gRPC may send the coordinator's traffic to the proxy"
-        )
+        what = f"{listed(proxies)} in a job: gRPC may send the coordinator's traffic to the proxy"
         remedy = f"unset {' '.join(proxies)}, or put the hosts' names into no_proxy."
         found.append(warning("scheduler", what, remedy))
-    count = "processes" if own.processes is None else f"{own.processes} processes"
-    return found or [ok("scheduler", f"{count} started by {own.by}")]
+    started = "processes" if own.processes is None else count(own.processes, "process")
+    return found or [ok("scheduler", f"{started} started by {own.by}")]
 
 
 def _not_in_a_step(environment: Mapping[str, str]) -> list[Finding]:
@@ -107,7 +115,8 @@ def _not_in_a_step(environment: Mapping[str, str]) -> list[Finding]:
     if "SLURM_STEP_NODELIST" in environment:
         return [ok("scheduler", "one task of Slurm")]
     what = (
-        f"Slurm's job has {nodes} nodes and {tasks} tasks, but this process was not started by srun"
+        f"Slurm's job has {count(nodes, 'node')} and {count(tasks, 'task')}, but this process was not "
+        "started by srun"
     )
     remedy = "In the sbatch script write srun before the command: without it jax sees one process."
     return [warning("scheduler", what, remedy)]
@@ -123,7 +132,8 @@ def _gpus(environment: Mapping[str, str], own: Job, gpus: int) -> list[Finding]:
         return [
             note(
                 check,
-                f"JAX_LOCAL_DEVICE_IDS={chosen} of {gpus} GPUs, {here} processes here",
+                f"JAX_LOCAL_DEVICE_IDS={short(chosen)} of {count(gpus, 'GPU')}, "
+                f"{count(here, 'process')} here",
                 "Unset JAX_LOCAL_DEVICE_IDS if that is not on purpose.",
             )
         ]
@@ -143,7 +153,7 @@ def _gpus(environment: Mapping[str, str], own: Job, gpus: int) -> list[Finding]:
             error(check, what, f"Start {gpus} processes on each host (--ntasks-per-node={gpus}).")
         ]
     if here < gpus:
-        what = f"{told}; with {here} here, {gpus - here} of {gpus} GPUs stay idle"
+        what = f"{told}; with {here} here, nothing uses {gpus - here} of {gpus} GPUs"
         one = (
             f"export JAX_LOCAL_DEVICE_IDS={each}"
             if here == 1

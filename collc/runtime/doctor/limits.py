@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from collc.machine import units
-from collc.runtime.doctor.finding import Finding, listed, note, ok, warning
+from collc.runtime.doctor.finding import Finding, count, listed, note, ok, warning
 from collc.runtime.doctor.host import Host
 
 SHARED = 1 << 30  # a container's 64 MiB are too few for NCCL between processes
@@ -66,7 +66,7 @@ def allowed(own: Limits, rdma: bool, several: bool) -> list[Finding]:
         )
         found.append(warning(check, what, remedy))
     if several and own.files is not None and 0 <= own.files < FILES:
-        what = f"{own.files} files may be open: every process connects to every other"
+        what = f"{count(own.files, 'file')} may be open: every process connects to every other"
         found.append(warning(check, what, "ulimit -n 65536; in systemd LimitNOFILE=65536"))
     if found:
         return found

@@ -11,7 +11,7 @@ Link = tuple[str, str]  # from, to
 
 HOST = (
     "ethtool INTERFACE shows the speed that it has negotiated, ibstat an RDMA port's; see the cable and "
-    "the switch port, and leave the host out until it is repaired."
+    "the switch port, and leave {} out until it is repaired."
 )
 DEVICE = "See nvidia-smi topo -m and nvidia-smi nvlink --status for how these GPUs are connected."
 
@@ -49,16 +49,30 @@ def suspects(seconds: Mapping[Link, float]) -> list[Link]:
     return [link for link, taken in seconds.items() if taken > SLOW * least]
 
 
-def judge(seconds: Mapping[Link, float], size: int, kind: str = "host") -> list[Finding]:
+def judge(
+    seconds: Mapping[Link, float], size: int, kind: str = "host", shared: bool = False
+) -> list[Finding]:
     """Findings on the time that each link, in one direction, takes for ``size`` bytes.
 
     An end all of whose links are slow is named itself, all others by their two ends.
-    ``kind``: what ends are, host or device.
+    ``kind``: what ends are, host or device. ``shared``: all are on one machine's cores, so that a slow
+    link is a busy core.
     """
     ends = list(dict.fromkeys(end for link in seconds for end in link))
     if not seconds:
         remedy = "Start it on several hosts (collc launch, srun, mpirun) to have theirs measured."
         return [note(CHECK, f"a single {kind} has none to measure", remedy)]
+    if shared:
+        least, most = (
+            units.seconds(taken) for taken in (min(seconds.values()), max(seconds.values()))
+        )
+        what = (
+            f"{len(seconds)} links of {len(ends)} {kind}s, {least} to {most} for {units.size(size)}. "
+            f"The {kind}s share this machine and its cores, so the times tell nothing of a network"
+        )
+        return [
+            note(CHECK, what, "Start it on the machines of the run to have their links measured.")
+        ]
     if len(ends) < 3:
         each = ", ".join(f"{a} -> {b} {shown(taken, size)}" for (a, b), taken in seconds.items())
         what = f"{each}. Two {kind}s have no peers that would tell whether that is slow"
@@ -72,7 +86,6 @@ def judge(seconds: Mapping[Link, float], size: int, kind: str = "host") -> list[
         )
         return [ok(CHECK, what)]
     found, rest = [], list(slow)
-    remedy = HOST if kind == "host" else DEVICE
     for end in ends:
         out = [link for link in seconds if link[0] == end]
         into = [link for link in seconds if link[1] == end]
@@ -86,7 +99,7 @@ def judge(seconds: Mapping[Link, float], size: int, kind: str = "host") -> list[
             else ("all that it sends" if ways[0] is out else "all that it receives")
         )
         middle = sorted(seconds[link] for link in links)[len(links) // 2]
-        found.append(_slow(f"{kind} {end}, {what},", middle, seconds, size, f"On {end}: {remedy}"))
+        found.append(_slow(f"{kind} {end}, {what},", middle, seconds, size, _on(kind, end)))
         rest = [link for link in rest if link not in links]
     pairs: dict[frozenset[str], list[Link]] = {}
     for link in rest:
@@ -95,7 +108,7 @@ def judge(seconds: Mapping[Link, float], size: int, kind: str = "host") -> list[
         a, b = links[0]
         arrow = "<->" if len(links) == 2 else "->"
         taken = max(seconds[link] for link in links)
-        found.append(_slow(f"link {a} {arrow} {b}", taken, seconds, size, remedy))
+        found.append(_slow(f"link {a} {arrow} {b}", taken, seconds, size, _on(kind, a, b)))
     return found
 
 
@@ -106,6 +119,12 @@ def shown(taken: float, size: int) -> str:
     '8.4 ms for 1 MiB (125 MB/s)'
     """
     return f"{units.seconds(taken)} for {units.size(size)} ({units.bandwidth(size / taken)})"
+
+
+def _on(kind: str, *ends: str) -> str:
+    """Where to look, and at what."""
+    out = "the host" if len(ends) == 1 else "one of them"
+    return f"On {' and '.join(ends)}: {HOST.format(out)}" if kind == "host" else DEVICE
 
 
 def _slow(

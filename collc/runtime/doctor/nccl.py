@@ -4,7 +4,7 @@ import difflib
 import os
 from collections.abc import Sequence
 
-from collc.runtime.doctor.finding import Finding, error, listed, note, ok, warning
+from collc.runtime.doctor.finding import Finding, error, listed, note, ok, short, warning
 from collc.runtime.doctor.host import Host, asked
 
 CHECK = "NCCL settings"
@@ -79,7 +79,7 @@ def nccl(host: Host) -> list[Finding]:
     found = [f for name in own for f in _name(name)]
     for name, what in OFF.items():
         if asked(own, name):
-            shown = f"{name}={own[name]} {what}"
+            shown = f"{name}={short(own[name])} {what}"
             found.append(warning(CHECK, shown, f"unset {name}, or take it out of nccl.conf"))
     if own.get("NCCL_DEBUG", "").upper() in LOUD:
         what = f"NCCL_DEBUG={own['NCCL_DEBUG']} logs from every process, and costs time at start"
@@ -119,14 +119,15 @@ def _name(name: str) -> list[Finding]:
         return []
     close = difflib.get_close_matches(name, KNOWN, n=1, cutoff=0.85)
     if close:
-        what = f"{name} is none of NCCL's documented variables, so it has no effect"
+        what = f"{short(name)} is none of NCCL's documented variables, so it has no effect"
         return [warning(CHECK, what, f"Did you mean {close[0]}?")]
-    return [note(CHECK, f"{name} is none of NCCL's documented variables", f"unset {name}")]
+    shown = short(name)
+    return [note(CHECK, f"{shown} is none of NCCL's documented variables", f"unset {shown}")]
 
 
 def _named(own: dict[str, str], variable: str, kind: str, there: list[str]) -> list[Finding]:
     filters = own.get(variable)
     if not filters or selected(filters, there):
         return []
-    what = f"{variable}={filters} leaves no {kind}; there are {listed(there) or 'none'}"
+    what = f"{variable}={short(filters)} leaves no {kind}; there are {listed(there) or 'none'}"
     return [error(CHECK, what, f"Name one that is there, or unset {variable}.")]

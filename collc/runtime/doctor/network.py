@@ -3,7 +3,7 @@
 import re
 
 from collc.runtime.doctor.counters import Counts, counted
-from collc.runtime.doctor.finding import Finding, listed, note, ok, warning
+from collc.runtime.doctor.finding import Finding, count, listed, note, ok, warning
 from collc.runtime.doctor.host import Host
 from collc.runtime.doctor.nccl import selected, variables
 
@@ -12,9 +12,15 @@ RETRANSMITTED, DROPPED, OVERFLOWS = 0.01, 0.001, 0.001  # shares from which on i
 ENOUGH = 10_000  # segments or packets below which a share says nothing
 
 CABLE = "See its cable, transceiver and switch port: ethtool -S INTERFACE names what was lost."
-ERRORS: dict[str, str] = dict.fromkeys(
-    ("rx_errors", "tx_errors", "rx_crc_errors", "rx_frame_errors", "tx_carrier_errors"), CABLE
-)
+RINGS = "ethtool -G INTERFACE rx 4096 for larger rings; ethtool -S INTERFACE names what was lost."
+ERRORS = {
+    **dict.fromkeys(
+        ("rx_errors", "tx_errors", "rx_crc_errors", "rx_frame_errors", "tx_carrier_errors"), CABLE
+    ),
+    **dict.fromkeys(("rx_fifo_errors", "rx_over_errors"), RINGS),
+}
+# The kernel counts apart from rx_dropped what found no room in the card's rings.
+DROPS = {"rx": ("rx_dropped", "rx_missed_errors"), "tx": ("tx_dropped",)}
 
 
 def segments(host: Host) -> tuple[int, int] | None:
@@ -31,7 +37,10 @@ def tcp(host: Host) -> list[Finding]:
     found = [] if sent is None else retransmitted(*sent, "since boot")
     overflows = _table(host, "/proc/net/netstat", "TcpExt:").get("ListenOverflows", 0)
     if overflows > OVERFLOWS * _table(host, "/proc/net/snmp", "Tcp:").get("PassiveOpens", 0):
-        what = f"{overflows} connections found a listener's queue full since boot (ListenOverflows)"
+        what = (
+            f"{count(overflows, 'connection')} found a listener's queue full since boot "
+            "(ListenOverflows)"
+        )
         remedy = "sysctl -w net.core.somaxconn=4096: many processes reach the coordinator at once."
         found.append(warning(TCP, what, remedy))
     return found
@@ -40,7 +49,7 @@ def tcp(host: Host) -> list[Finding]:
 def retransmitted(sent: int, again: int, when: str) -> list[Finding]:
     """What the share of segments that had to be sent again says."""
     share = again / sent if sent else 0.0
-    what = f"{share:.2%} of {sent:,} segments were sent again {when}"
+    what = f"{share:.2%} of {count(sent, 'segment')} were sent again {when}"
     if share > RETRANSMITTED and sent >= ENOUGH:
         remedy = (
             "Look for lost packets: ethtool -S, the switch's drops, ping -s 8972 -M do for the MTU."
@@ -93,8 +102,9 @@ def _interfaces(host: Host) -> list[str]:
 
 def _drops(host: Host, name: str) -> list[Finding]:
     own, found = host.numbers(f"{NET}/{name}/statistics"), []
-    for way in ("rx", "tx"):
-        dropped, packets = own.get(f"{way}_dropped", 0), own.get(f"{way}_packets", 0)
+    for way, names in DROPS.items():
+        dropped = sum(own.get(counter, 0) for counter in names)
+        packets = own.get(f"{way}_packets", 0)
         if packets >= ENOUGH and dropped > DROPPED * packets:
             what = f"{name} has dropped {dropped:,} of {packets:,} packets ({way})"
             remedy = f"ethtool -G {name} {way} 4096 for larger rings; see who sends too fast."

@@ -36,21 +36,29 @@ class Broken(Exception):
 
 @dataclass(frozen=True)
 class Ends:
-    """Between whom links are: a device for each host, or all devices where there is one host."""
+    """Between whom links are: a device for each host, or all devices where there is one host.
+
+    ``shared``: there is no network and no GPU between them, only one machine's memory and cores.
+    """
 
     names: tuple[str, ...]
     devices: tuple[Any, ...]
     kind: str
+    shared: bool = False
 
 
-def ends(devices: Sequence[Any], hosts: Mapping[int, str]) -> Ends:
-    """The first device of each host; of a single host all devices. ``hosts`` by process."""
+def ends(devices: Sequence[Any], hosts: Mapping[int, str], across: bool) -> Ends:
+    """The first device of each host; of a single host all devices.
+
+    ``hosts`` by process. ``across``: those are on several machines.
+    """
     first: dict[str, Any] = {}
     for device in devices:
         first.setdefault(hosts[device.process_index], device)
     if len(first) > 1:
-        return Ends(tuple(first), tuple(first.values()), "host")
-    return Ends(tuple(f"device {d.id}" for d in devices), tuple(devices), "device")
+        return Ends(tuple(first), tuple(first.values()), "host", shared=not across)
+    shared = devices[0].platform == "cpu"
+    return Ends(tuple(f"device {d.id}" for d in devices), tuple(devices), "device", shared)
 
 
 def sweep(between: Ends, timeout_s: float) -> list[Finding]:
@@ -66,12 +74,12 @@ def sweep(between: Ends, timeout_s: float) -> list[Finding]:
         while seconds and usual(seconds) < QUICK_S and size < largest:
             size *= TIMES
             seconds = measured(between, size, end)
-        if suspects(seconds):
+        if suspects(seconds) and not between.shared:
             again = measured(between, size, end)
             seconds = {link: min(taken, again[link]) for link, taken in seconds.items()}
     except Broken as broken:
         return [error(CHECK, f"not measured: {broken}", BROKEN)]
-    return judge(seconds, size, between.kind)
+    return judge(seconds, size, between.kind, between.shared)
 
 
 def measured(between: Ends, size: int, end: float) -> dict[Link, float]:

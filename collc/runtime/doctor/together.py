@@ -14,6 +14,7 @@ from collc.runtime.doctor.devices import Placed, order
 from collc.runtime.doctor.finding import Finding, Level, Said, error, message, note
 from collc.runtime.doctor.growth import counters, grown
 from collc.runtime.doctor.host import Host
+from collc.runtime.doctor.jobs import Job
 from collc.runtime.doctor.names import apart
 from collc.runtime.doctor.sweep import ends, sweep
 from collc.runtime.hosts import host_of_each
@@ -48,17 +49,17 @@ class SoFar:
 
 
 def ask(
-    host: Host, name: str, own: list[Finding], several: bool, links: bool, timeout_s: float
+    host: Host, name: str, own: list[Finding], job: Job | None, links: bool, timeout_s: float
 ) -> Asked:
     """What was found on all hosts of the job. All of its processes have to call it.
 
-    ``several``: this is one of several processes. What fails on the way, here or at another process,
-    is a finding too, and all that was found before it is kept.
+    ``job``: None for a process on its own. What fails on the way, here or at another process, is a
+    finding too, and all that was found before it is kept.
     """
     so_far = SoFar({0: name}, [(name, finding) for finding in own], [])
-    starts = not several or _start(so_far, timeout_s)
+    starts = job is None or _start(so_far, timeout_s)
     prints = True
-    if not several or distributed():
+    if job is None or distributed():
         try:
             so_far.hosts = host_of_each(timeout_s)
             times = meet("read its clock", repr(time.time()), timeout_s)
@@ -66,7 +67,8 @@ def ask(
             so_far.found = _all_of(so_far.hosts, own, timeout_s)  # before what may fail
             prints = jax.process_index() == 0
             if starts:
-                _measure(so_far, host, links, timeout_s)
+                across = job is not None and job.across
+                _measure(so_far, host, links, across, timeout_s)
         except Exception as problem:  # of jax, gloo or another process: whatever it is, say it
             so_far.fails(problem)
     together = JOB if len(set(so_far.hosts.values())) > 1 else so_far.hosts[0]
@@ -91,15 +93,15 @@ def _start(so_far: SoFar, timeout_s: float) -> bool:
 def _aside(name: str, found: tuple[Said, ...]) -> None:
     """Says on stderr what is amiss here: JAX ends this process if others never come."""
     amiss = [finding for _, finding in found if finding.level in (Level.WARNING, Level.ERROR)]
-    lines = [f"  {f.level} {f.check}: {f.found}. {f.remedy}" for f in amiss]
+    lines = [f"  {f.level} {f.check}: {f.found.rstrip('.')}. {f.remedy}" for f in amiss]
     said = f"amiss on {name} so far:" if amiss else f"nothing is amiss on {name} so far"
-    print(
-        "\n".join([f"collc doctor: waiting for the other processes; {said}", *lines]),
-        file=sys.stderr,
-    )
+    waits = f"collc doctor: waiting for the other processes; {said}"
+    # In one call: print writes the end of the line on its own, and another thread between them.
+    sys.stderr.write("".join(f"{line}\n" for line in (waits, *lines)))
+    sys.stderr.flush()
 
 
-def _measure(so_far: SoFar, host: Host, links: bool, timeout_s: float) -> None:
+def _measure(so_far: SoFar, host: Host, links: bool, across: bool, timeout_s: float) -> None:
     """The order of devices, the links, and the errors that were counted while those were busy."""
     devices: list[Any] = jax.devices()
     slices = [getattr(d, "slice_index", None) or 0 for d in devices]
@@ -112,7 +114,7 @@ def _measure(so_far: SoFar, host: Host, links: bool, timeout_s: float) -> None:
         so_far.whole.append(note("links", "not measured: --no-links", remedy))
         return
     before, sent = counters(host), network.segments(host)
-    so_far.whole += sweep(ends(devices, so_far.hosts), timeout_s)
+    so_far.whole += sweep(ends(devices, so_far.hosts, across), timeout_s)
     so_far.found += _all_of(so_far.hosts, grown(host, before, sent), timeout_s)
 
 
