@@ -44,6 +44,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Prints what a test left by ``record_property("summary", [title, *lines])``.
+
+    A property reaches the terminal from a worker of pytest-xdist too, and what is printed does not.
+    """
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if getattr(report, "when", None) == "call":
+                for name, lines in report.user_properties:
+                    if name == "summary":
+                        terminalreporter.section(lines[0])
+                        for line in lines[1:]:
+                            terminalreporter.write_line(line)
+
+
 @pytest.fixture
 def golden(request: pytest.FixtureRequest):
     """`golden("ring.txt", text)`: text equals tests/golden/ring.txt (--update-golden writes it)."""

@@ -23,6 +23,7 @@ PROBE = (
     "ip link add dev end0 type veth peer name end1 && ip link add dev middle type bridge && "
     "tc qdisc add dev end0 root tbf rate 1mbit burst 32kb latency 100ms"
 )
+END_S = 5.0  # within which processes that are killed are gone
 _OWNED = re.compile(r"collc-(\d+)-(\d+)-\d+-\w+")
 
 
@@ -77,6 +78,13 @@ def leftovers() -> list[str]:
     return [name for name, match in owned if _started(int(match[1])) != match[2]]
 
 
+def remove_all(prefix: str) -> None:
+    """Removes each namespace whose name begins so."""
+    for name in names():
+        if name.startswith(prefix):
+            remove(name)
+
+
 def remove(name: str) -> None:
     """Ends the processes of a namespace, and removes it and its files; some of it may be gone."""
     if (NETNS / name).exists():
@@ -105,9 +113,9 @@ def private_range(hosts: int) -> IPv4Network:
     return found
 
 
-def _end_processes(name: str, within_s: float = 5.0) -> None:
+def _end_processes(name: str) -> None:
     """Kills until none is left: one may have forked in between."""
-    last = time.monotonic() + within_s
+    last = time.monotonic() + END_S
     while time.monotonic() < last:
         try:
             pids = run("ip", "netns", "pids", name).split()

@@ -20,6 +20,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from hosts import namespaces
+from hosts.guardian import Guardian
 from hosts.namespaces import NetworkError, run
 
 SWITCH = "switch"
@@ -51,8 +52,8 @@ class Network:
     """``hosts`` hosts h0, h1, … on one switch; ``rate``: of each link, in each direction.
 
     A context manager. When it ends, by an exception or by a signal too, all processes in the hosts
-    are killed and all is removed; what a process that was killed left behind, the next removes. Raises
-    NetworkError where the machine cannot have one.
+    are killed and all is removed. Where this process is killed, its guardian does that; if that one was
+    killed too, the next network does. Raises NetworkError where the machine cannot have one.
     """
 
     def __init__(self, hosts: int = 4, rate: str = "1gbit"):
@@ -63,6 +64,7 @@ class Network:
         self._hosts = hosts
         self._made: dict[str, _Host] = {}
         self._signals: dict[signal.Signals, Any] = {}
+        self._guardian: Guardian | None = None
 
     def __enter__(self) -> "Network":
         if why := namespaces.missing():
@@ -71,6 +73,7 @@ class Network:
         try:
             for name in namespaces.leftovers():
                 namespaces.remove(name)
+            self._guardian = Guardian(self._prefix)
             self._build()
         except BaseException:
             self.close()
@@ -83,10 +86,10 @@ class Network:
     def close(self) -> None:
         """Kills the hosts' processes and removes the network; signals wait until that is done."""
         with _held(self._signals):
-            for name in namespaces.names():
-                if name.startswith(self._prefix):
-                    namespaces.remove(name)
-            self._made, self._signals = {}, {}
+            namespaces.remove_all(self._prefix)
+            if self._guardian:
+                self._guardian.leave()
+            self._made, self._signals, self._guardian = {}, {}, None
 
     @property
     def hosts(self) -> tuple[str, ...]:

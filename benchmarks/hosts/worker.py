@@ -12,12 +12,12 @@ import numpy as np
 
 import collc
 from hosts import programs
+from hosts.names import STEP
 from hosts.network import INTERFACE, Counters
 from hosts.programs import Program
 
 # Bytes for each device, how often it is called in a turn, and its share of the turns.
-SIZES = {64 << 10: (8, 1.0), 1 << 20: (2, 1.0), 16 << 20: (1, 0.5)}
-STEP = "step"
+SIZES = {64 << 10: (8, 1.0), 1 << 20: (2, 1.0), 16 << 20: (1, 1 / 3)}
 
 
 def work(coordinator: str, hosts: int, me: int, turns: int) -> None:

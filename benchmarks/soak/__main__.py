@@ -1,15 +1,18 @@
 """A training that faults of a seed befall, 20 in a row: each named, survived, and the same losses.
 
-    python benchmarks/soak                  prints the report and writes it to reports/soak.md
+    python benchmarks/soak                  draws a seed, prints the report, writes reports/soak.md
     python benchmarks/soak --print          prints it only
     python benchmarks/soak --faults 3 --seed 7 --quick --print
 
 Faults: a host killed or stopped, the coordinator killed, a slow or a cut link, a full disk, a
-checkpoint cut off. The hosts are network namespaces of this machine, so it needs root. Leaves with 1
-where a promise is missed, with the lines of the faults concerned on stderr.
+checkpoint cut off. No seed is written down here: one is drawn for each soak, and the report names
+it in the command that repeats the soak. The hosts are network namespaces of this machine, so it
+needs root. Leaves with 1 where a promise is missed, with the lines of the faults concerned on
+stderr.
 """
 
 import argparse
+import random
 import sys
 from pathlib import Path
 
@@ -30,13 +33,17 @@ LIMITS = judge.Limits(named=WATCHDOG_S + 1, gone=WATCHDOG_S + 10)
 
 def options() -> argparse.Namespace:
     made = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    made.add_argument("--seed", type=int, default=2028, help="of faults, data and model (2028)")
+    made.add_argument("--seed", type=int, help="of faults, data and model (drawn anew)")
     made.add_argument("--faults", type=int, default=20, help="how many in a row (20)")
     made.add_argument("--quick", action="store_true", help="short jobs, and no slow links")
     made.add_argument("--print", action="store_true", help="do not write the report")
     given = made.parse_args()
     if given.faults < 1:
         made.error("--faults has to be 1 or more.")
+    if given.seed is None:
+        given.seed = random.SystemRandom().randrange(1_000_000)
+        # The process that is started anew for its mounts, and the report's command, have it too.
+        sys.argv += ["--seed", str(given.seed)]
     return given
 
 

@@ -38,16 +38,16 @@ class Fault:
     rate: str = ""
 
 
-def draw(seed: int, count: int, hosts: Sequence[str], of: Sequence[str] = KINDS) -> list[Fault]:
+def draw(seed: int, count: int, hosts: Sequence[str], kinds: Sequence[str] = KINDS) -> list[Fault]:
     """So many faults in a row, every kind as often as any other, or once more.
 
     The first of the hosts is the coordinator's. It writes the metrics too, so the moment at which the
     disk is full is one of its.
     """
-    chance, kinds, drawn = random.Random(seed), list[str](), list[Fault]()
+    chance, turn, drawn = random.Random(seed), list[str](), list[Fault]()
     while len(drawn) < count:
-        kinds = kinds or chance.sample(of, len(of))
-        drawn.append(_one(chance, len(drawn) + 1, kinds.pop(), hosts))
+        turn = turn or chance.sample(kinds, len(kinds))
+        drawn.append(_one(chance, len(drawn) + 1, turn.pop(), hosts))
     return drawn
 
 

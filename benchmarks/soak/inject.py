@@ -13,7 +13,7 @@ from hosts.network import Network
 
 from soak import disk, faults
 from soak.faults import RESTORE, START, Fault
-from soak.job import Place, Training, job
+from soak.job import Position, Training, job
 from soak.record import Record
 
 HANGS_S = 45.0  # after which a job that a fault has befallen hangs
@@ -24,15 +24,15 @@ SLOW_ROOM = 300  # for the doctor to look at a slow link meanwhile
 
 
 @dataclass
-class Blow:
-    """A fault that was dealt out. ``place``: where its host was, None before it trained. ``at``: when,
-    by the monotonic clock; ``gone``: when that attempt's processes were all gone, None where they were
-    not. ``said``: what others said who looked.
+class Injection:
+    """A fault that was dealt out. ``position``: where its host was, None before it trained. ``at``:
+    when, by the monotonic clock; ``gone``: when that attempt's processes were all gone, None where
+    they were not. ``said``: what others said who looked.
     """
 
     fault: Fault
     attempt: int
-    place: Place | None
+    position: Position | None
     at: float
     gone: float | None = None
     detail: str = ""
@@ -41,11 +41,11 @@ class Blow:
 
 
 class Injector(threading.Thread):
-    """Deals out faults in a row, while the training has steps left for them: ``blows``."""
+    """Deals out faults in a row, while the training has steps left for them: ``injections``."""
 
     def __init__(self, training: Training, small: Path, these: Sequence[Fault]) -> None:
         super().__init__(name="injector", daemon=True)
-        self.blows: list[Blow] = []
+        self.injections: list[Injection] = []
         self._training, self._disk, self._these = training, small, these
 
     def run(self) -> None:
@@ -53,15 +53,16 @@ class Injector(threading.Thread):
             if not self._await(fault):
                 return
             training = self._training
-            blow = Blow(fault, training.attempt, training.place(fault.host), time.monotonic())
-            self.blows.append(blow)
-            where = f"step {blow.place.step} ({blow.place.phase})" if blow.place else "start"
+            position = training.position(fault.host)
+            injection = Injection(fault, training.attempt, position, time.monotonic())
+            self.injections.append(injection)
+            where = f"step {position.step} ({position.phase})" if position else "start"
             print(f"{fault.number}: {fault.kind}, {fault.host} at {where}", file=sys.stderr)
-            self._strike(fault, blow)
+            self._strike(fault, injection)
             if fault.kind != faults.SLOW:
-                self._until_gone(blow)
-            elif training.attempt != blow.attempt:
-                blow.gone = time.monotonic()
+                self._until_gone(injection)
+            elif training.attempt != injection.attempt:
+                injection.gone = time.monotonic()
 
     def _await(self, fault: Fault) -> bool:
         """Waits for the fault's moment. False where the training will be over before."""
@@ -69,35 +70,35 @@ class Injector(threading.Thread):
         at_once = fault.phase in (START, RESTORE)
         while not training.over:
             time.sleep(POLL_S)
-            place, waited = training.place(fault.host), time.monotonic() - training.began
+            position, waited = training.position(fault.host), time.monotonic() - training.began
             if training.attempt != attempt:
                 attempt, first = training.attempt, None
-            if place is None:
+            if position is None:
                 if attempt >= 0 and fault.phase == START and waited > fault.seconds:
                     return True
                 if attempt >= 0 and waited > STARTS_S:
                     training.end()
                 continue
-            if place.phase != RESTORE:
-                first = place.step if first is None else first
+            if position.phase != RESTORE:
+                first = position.step if first is None else first
                 room = SLOW_ROOM if fault.kind == faults.SLOW else ROOM
-                if training.steps - place.step < room:
+                if training.steps - position.step < room:
                     return False
             if at_once:  # an attempt that goes on has no start: then any phase will do
                 break
             if fault.kind == faults.TRUNCATED and len(disk.checkpoints(training.run)) < 2:
                 continue
-            if place.phase == fault.phase and place.step >= (first or 0) + fault.after:
+            if position.phase == fault.phase and position.step >= (first or 0) + fault.after:
                 break
         since = training.began if fault.phase == START else time.monotonic()
         time.sleep(max(0.0, since + fault.seconds - time.monotonic()))
         return not training.over
 
-    def _strike(self, fault: Fault, blow: Blow) -> None:
+    def _strike(self, fault: Fault, injection: Injection) -> None:
         training, network = self._training, self._training.network
         if fault.kind in faults.KILLING:
             if fault.kind == faults.TRUNCATED:
-                training.heal = lambda: self._truncate(fault, blow)
+                training.heal = lambda: self._truncate(fault, injection)
             os.kill(training.pids[fault.host], signal.SIGKILL)
         elif fault.kind == faults.STOP:
             os.kill(training.pids[fault.host], signal.SIGSTOP)
@@ -109,22 +110,22 @@ class Injector(threading.Thread):
             disk.fill(self._disk)
         else:
             network.set_rate(fault.host, fault.rate)
-            blow.said = examined(network)
+            injection.said = examined(network)
             network.set_rate(fault.host, network.rate)
 
-    def _truncate(self, fault: Fault, blow: Blow) -> None:
+    def _truncate(self, fault: Fault, injection: Injection) -> None:
         """As after a power failure: while no process of the job runs yet."""
         newest = disk.checkpoints(self._training.run)[-1]
-        blow.detail = f"{newest.name}/{disk.truncate(newest, fault.part)}"
+        injection.detail = f"{newest.name}/{disk.truncate(newest, fault.part)}"
 
-    def _until_gone(self, blow: Blow) -> None:
+    def _until_gone(self, injection: Injection) -> None:
         training = self._training
-        while training.attempt == blow.attempt and not training.over:
+        while training.attempt == injection.attempt and not training.over:
             time.sleep(POLL_S)
-            if not blow.hung and time.monotonic() - blow.at > HANGS_S:
-                blow.hung = True
+            if not injection.hung and time.monotonic() - injection.at > HANGS_S:
+                injection.hung = True
                 training.end()
-        blow.gone = time.monotonic()
+        injection.gone = time.monotonic()
 
 
 def examined(network: Network) -> list[tuple[float, str]]:

@@ -21,7 +21,7 @@ TRAIN = Path(__file__).with_name("train.py")
 
 
 @dataclass(frozen=True)
-class Place:
+class Position:
     """Where a host is, as it says itself. ``attempt``: how often the job was started before."""
 
     attempt: int
@@ -53,12 +53,12 @@ class Training:
         with self._healed():
             return job(self.network, *command).run(self.record.logs(), restarts, self._started)
 
-    def place(self, host: str) -> Place | None:
+    def position(self, host: str) -> Position | None:
         """Where a host is; None where its process of this attempt has not said it yet."""
         with suppress(OSError, ValueError):
             attempt, step, phase = (self.notes / f"{host}.at").read_text().split()
             if int(attempt) == self.attempt:
-                return Place(int(attempt), int(step), phase)
+                return Position(int(attempt), int(step), phase)
         return None
 
     def end(self) -> None:

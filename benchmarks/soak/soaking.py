@@ -11,7 +11,7 @@ from hosts.network import Network
 
 from soak import disk, evidence, faults
 from soak.evidence import Left
-from soak.inject import Blow, Injector
+from soak.inject import Injection, Injector
 from soak.job import ROWS, Training
 from soak.judge import Trial
 
@@ -33,7 +33,7 @@ class Soaked:
         return len(self.wrong)
 
 
-def soak(seed: int, count: int, steps: int, of: Sequence[str]) -> Soaked:
+def soak(seed: int, count: int, steps: int, kinds: Sequence[str]) -> Soaked:
     """So many faults of a seed and of these kinds, in jobs of so many steps, on a network of its own.
 
     Raises RuntimeError where a job cannot take any of the faults that are left.
@@ -46,7 +46,7 @@ def soak(seed: int, count: int, steps: int, of: Sequence[str]) -> Soaked:
         disk.small(Path(scratch, "disk")) as small,
         Network(HOSTS, RATE) as network,
     ):
-        rest = faults.draw(seed, count, network.hosts, of)
+        rest = faults.draw(seed, count, network.hosts, kinds)
         calm = Training(network, Path(scratch, "calm"), small / "calm", steps, seed)
         if calm.train().code:
             raise RuntimeError("\n".join(line for _, line in calm.record.lines))
@@ -63,35 +63,38 @@ def soak(seed: int, count: int, steps: int, of: Sequence[str]) -> Soaked:
             said = evidence.trouble(found, undisturbed, steps, ROWS, HOSTS)
             if ended.code:
                 said.append(f"it ended with {ended.code}")
-            expected = sum(blow.gone is not None for blow in injector.blows)
+            expected = sum(injection.gone is not None for injection in injector.injections)
             if len(ended.failures) != expected:
                 said.append(f"{len(ended.failures)} attempts failed, and faults explain {expected}")
-            trials += trials_of(injector.blows, training, found, len(wrong) + 1)
+            trials += trials_of(injector.injections, training, found, len(wrong) + 1)
             wrong.append(said)
             if said:
                 print(*(line for _, line in training.record.lines), sep="\n", file=sys.stderr)
-            rest = rest[len(injector.blows) :]
-            if not injector.blows or ended.code:
+            rest = rest[len(injector.injections) :]
+            if not injector.injections or ended.code:
                 raise RuntimeError(f"{'; '.join(said)}. {len(rest)} faults are left.")
     return Soaked(trials, wrong, steps)
 
 
-def trials_of(blows: Sequence[Blow], training: Training, found: Left, job: int) -> list[Trial]:
+def trials_of(
+    injections: Sequence[Injection], training: Training, found: Left, job: int
+) -> list[Trial]:
     """What each fault came to: its lines are those until the next one."""
     forever = float("inf")
-    ends = [blow.at for blow in blows[1:]] + [forever]
+    ends = [injection.at for injection in injections[1:]] + [forever]
     trials = []
-    for blow, end in zip(blows, ends):
-        place = blow.place
-        gone = None if blow.gone is None else blow.gone - blow.at
-        if blow.fault.kind == faults.TRUNCATED:  # which is seen by the first that resumes
+    for injection, end in zip(injections, ends):
+        position = injection.position
+        step, phase = (position.step, position.phase) if position else (0, faults.START)
+        gone = None if injection.gone is None else injection.gone - injection.at
+        if injection.fault.kind == faults.TRUNCATED:  # which is seen by the first that resumes
             end = forever
-        lines = [*training.record.between(blow.at, end), *blow.said]
-        resumed = None if gone is None else evidence.resumed(found, blow.attempt + 1)
+        lines = [*training.record.between(injection.at, end), *injection.said]
+        resumed = None if gone is None else evidence.resumed(found, injection.attempt + 1)
         trials.append(
             Trial(
-                blow.fault, job, place.step if place else 0, place.phase if place else faults.START,
-                lines, gone, resumed, blow.detail, blow.hung,
+                injection.fault, job, step, phase, lines, gone, resumed, injection.detail,
+                injection.hung,
             )
         )  # fmt: skip
     return trials

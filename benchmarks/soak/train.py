@@ -27,7 +27,7 @@ from collc.training.fitting import fit as fitting
 
 BATCH, SAVE_EVERY, START_S = 12, 20, 30.0
 WIDTHS = (16, 48, 32, 1)
-PLACE = 48  # bytes of the file that says where a process is
+POSITION = 48  # bytes of the file that says where a process is
 
 
 def parameters(seed: int) -> dict[str, np.ndarray]:
@@ -67,7 +67,7 @@ def follow(path: Path, attempt: int) -> None:
     class Followed(Watchdog):
         def beat(self, step: int, phase: str) -> None:
             super().beat(step, phase)
-            os.pwrite(file, f"{attempt} {step} {phase}".ljust(PLACE).encode(), 0)
+            os.pwrite(file, f"{attempt} {step} {phase}".ljust(POSITION).encode(), 0)
 
     fitting.Watchdog = Followed  # pyright: ignore
 

@@ -1,21 +1,15 @@
 """Emulated hosts are apart, as slow as said, and gone afterwards, whatever happens."""
 
+import os
 import signal
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
-BENCHMARKS = str(Path(__file__).parents[2] / "benchmarks")
-sys.path.insert(0, BENCHMARKS)
-from hosts import namespaces  # noqa: E402
-from hosts.namespaces import NetworkError  # noqa: E402
-from hosts.network import Network  # noqa: E402
-
-sys.path.remove(BENCHMARKS)
+from ..emulated import BENCHMARKS, Network, NetworkError, namespaces
 
 real = pytest.mark.newest_only
 MIB = 1 << 20
@@ -41,11 +35,11 @@ OWNER = f"""
 import signal, subprocess, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # which who runs the tests may ignore
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
-sys.path.insert(0, {BENCHMARKS!r})
+sys.path.insert(0, {str(BENCHMARKS)!r})
 from hosts.network import Network
 with Network(hosts=2) as network:
     busy = subprocess.Popen([*network.prefix("h1"), "sleep", "600"])
-    print(network._prefix, busy.pid, flush=True)
+    print(network._prefix, busy.pid, network._guardian._process.pid, flush=True)
     {{then}}
 """
 
@@ -174,33 +168,60 @@ def test_nothing_is_left_when_it_cannot_be_built(network, monkeypatch):
     assert not ours(other._prefix)
 
 
-@real
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
-def test_nothing_is_left_after_a_signal(network, number):
-    """A process that is killed leaves all, which the next network removes."""
+@pytest.fixture
+def owner():
+    """A process that has a network; what the network's names begin with, a busy host, a guardian."""
     code = OWNER.format(then="time.sleep(600)")
     owner = subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     try:
-        begin, pid = owner.stdout.readline().split()
-        owner.send_signal(number)
-        # The pipes are the busy host's, too: they end with it.
-        owner.wait(timeout=60)
-        if number == signal.SIGKILL:
-            with Network(hosts=1):
-                pass
-        assert owner.returncode == {signal.SIGINT: -2, signal.SIGKILL: -9}.get(number, 128 + number)
-        owner.communicate(timeout=60)
+        begin, *pids = owner.stdout.readline().split()
+        assert len(ours(begin)) == 3
+        yield owner, begin, *map(int, pids)
     finally:
         owner.kill()
+        owner.communicate(timeout=60)  # the pipes are the busy host's, too: they end with it
+
+
+@real
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_nothing_is_left_after_a_signal(network, owner, number):
+    process, begin, busy, guardian = owner
+    process.send_signal(number)
+    assert process.wait(timeout=60) == {signal.SIGINT: -2}.get(number, 128 + number)
     assert not ours(begin)
-    assert not running(int(pid))
+    assert not running(busy) and not running(guardian)
 
 
-def running(pid):
-    """Whether it is there, a moment after it was killed at the latest."""
-    for _ in range(50):
+@real
+def test_the_guardian_removes_what_a_process_that_is_killed_leaves(network, owner):
+    process, begin, busy, guardian = owner
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        os.kill(guardian, number)  # which it ignores
+    process.kill()
+    process.wait()
+    assert not running(guardian, within_s=10)
+    assert not ours(begin) and not running(busy)
+
+
+@real
+def test_the_next_network_removes_what_is_left_where_the_guardian_is_killed_too(network, owner):
+    process, begin, busy, guardian = owner
+    os.kill(guardian, signal.SIGKILL)
+    process.kill()
+    process.wait()
+    assert len(ours(begin)) == 3 and running(busy)
+    with Network(hosts=1):
+        pass
+    assert not ours(begin)
+    assert not running(busy)
+
+
+def running(pid, within_s=1.0):
+    """Whether it is still there after that long."""
+    last = time.monotonic() + within_s
+    while time.monotonic() < last:
         if namespaces._started(pid) is None:
             return False
         time.sleep(0.02)

@@ -6,36 +6,32 @@ import random
 import subprocess
 import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
-BENCHMARKS = str(Path(__file__).parents[2] / "benchmarks")
-sys.path.insert(0, BENCHMARKS)
-from hosts import namespaces  # noqa: E402
-from soak import disk, evidence, faults, judge  # noqa: E402
-from soak.evidence import Left  # noqa: E402
-from soak.faults import Fault  # noqa: E402
-from soak.judge import Limits, Trial  # noqa: E402
+from ..emulated import BENCHMARKS, disk, evidence, faults, judge, namespaces
 
-sys.path.remove(BENCHMARKS)
-
+Left, Fault, Limits, Trial = evidence.Left, faults.Fault, judge.Limits, judge.Trial
 HOSTS = ("h0", "h1", "h2")
 LIMITS = Limits(named=7, gone=16)
 WATCHDOG = "h0 | collc watchdog: "
 
 
 @pytest.mark.newest_only
-def test_a_short_soak_of_a_fresh_seed(capsys):
+def test_a_short_soak_of_a_fresh_seed(record_property):
+    """What it came to stands in the summary of the whole run, also where all went well."""
     if why := namespaces.missing():
         pytest.skip(f"no emulated network: {why}")
-    seed = random.SystemRandom().randrange(1000, 1_000_000)
-    command = [sys.executable, f"{BENCHMARKS}/soak", "--seed", str(seed), "--print"]
-    command += ["--faults", "2", "--quick"]
-    with capsys.disabled():
-        print(f"\nsoak of seed {seed}: {' '.join(command[1:])}")
-    environment = {**os.environ, "PYTHONPATH": str(Path(BENCHMARKS).parent)}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    seed = random.SystemRandom().randrange(1_000_000)
+    options = ["--faults", "2", "--quick", "--print", "--seed", str(seed)]
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARKS / "soak"), *options],
+        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(BENCHMARKS.parent)},
+    )  # fmt: skip
+    table = done.stdout.partition("## The faults")[2].splitlines()
+    rows = [line for line in table if line.startswith("|")]
+    how = f"python benchmarks/soak {' '.join(options)} leaves with {done.returncode}"
+    record_property("summary", [f"a short soak of seed {seed}", how, *rows])
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
 
 
