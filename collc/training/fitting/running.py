@@ -199,7 +199,7 @@ class Loop:
         if started.skipped is None and not has_finite_loss(self.metrics):
             raise self._ended(
                 f"The loss of step {step} is {self.metrics['loss']}.",
-                "Train afresh with a lower learning rate.",
+                "Look at the data, or train afresh with a lower learning rate.",
             )
         if started.skipped is not None and self.bad >= self.options.max_skipped:
             raise self._ended(
