@@ -17,7 +17,7 @@ PAGES = [README, *sorted((ROOT / "docs").glob("**/*.md"))]
 RUN_AS = """
 import sys
 source = open("page.py", encoding="utf-8").read()
-exec(compile(source, sys.argv[1], "exec"), {"__name__": "__main__"})
+exec(compile(source, sys.argv[1], "exec"), {"__name__": "page"})
 """
 # Pages whose code compiles for GPU pods: with the extra of that name, and under the newest Python only.
 PODS = {ROOT / "docs" / "pods.md"}
@@ -168,7 +168,11 @@ def collc_help(*subcommand: str) -> tuple[int, str]:
 
 
 def assert_collc_knows(rest: list[str], where: str) -> None:
-    """The command has a help page, and that page has every option used."""
+    """The command has a help page, and that page has every option used; so has what it starts."""
+    if "--" in rest:
+        rest, started = rest[: rest.index("--")], rest[rest.index("--") + 1 :]
+        if started[:1] == ["collc"]:
+            assert_collc_knows(started[1:], where)
     subcommand = rest[:1] if rest and not rest[0].startswith("-") else []
     status, text = collc_help(*subcommand)
     assert status == 0, f"{where}: {text[-2000:]}"

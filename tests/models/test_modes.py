@@ -61,6 +61,7 @@ def agree(scan, loss, grads):
     )
 
 
+@pytest.mark.newest_only
 @pytest.mark.parametrize(("scan", "remat"), FORMS)
 def test_sync_reduces_all_gradients_in_the_backward(scan, remat):
     graph, params = form(scan, remat)
@@ -75,6 +76,7 @@ def test_sync_reduces_all_gradients_in_the_backward(scan, remat):
     agree(scan, *step(params, TEXT))
 
 
+@pytest.mark.newest_only
 @pytest.mark.parametrize(("scan", "remat"), FORMS)
 def test_all_gather_takes_all_parameters_in_shards(scan, remat):
     graph, params = form(scan, remat)

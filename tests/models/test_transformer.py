@@ -153,6 +153,7 @@ def test_a_scanned_layer_has_a_leading_dimension_and_values_of_its_own():
     assert math.isclose(float(loss_of(scanned, TOKENS)), math.log(1000), rel_tol=1e-6)
 
 
+@pytest.mark.newest_only
 @pytest.mark.parametrize(("scan", "remat"), FORMS[1:])
 def test_every_form_is_the_same_model(scan, remat):
     """But for rounding: XLA fuses a loop's body apart."""
@@ -169,6 +170,7 @@ def tripled(params):
 tripled.defvjp(lambda params: (params, None), lambda _, ct: (jax.tree.map(lambda g: 3 * g, ct),))
 
 
+@pytest.mark.newest_only
 @pytest.mark.parametrize(("scan", "remat"), FORMS)
 def test_on_layer_has_what_is_used_next(scan, remat):
     """Every parameter once, of the blocks those of one layer."""

@@ -98,6 +98,7 @@ def test_equals_replicated_training(name, n):
         assert not flat[size:].any(), key
 
 
+@pytest.mark.newest_only
 @pytest.mark.parametrize("servers", [1, 2, 3])
 def test_k_servers_equal_replicated_training(servers):
     tx, plan, data = OPTIMIZERS["adamw"], plan_of(3), batches(3, 3)
@@ -161,6 +162,7 @@ def test_layers_of_a_loop_are_gathered_one_by_one():
     )
 
 
+@pytest.mark.newest_only
 @pytest.mark.parametrize("late", [1, 2])
 def test_a_delayed_push_is_applied_late(late):
     tx, plan, data = OPTIMIZERS["adamw"], plan_of(3), batches(3, 5)
@@ -272,6 +274,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing():
     assert int(again.skipped) == 1
 
 
+@pytest.mark.newest_only
 def test_moments_take_a_share_of_the_memory():
     """For each rank 1/N, rounded up to whole numbers, of each parameter and of each moment."""
     shapes = {"w": (64, 64), "odd": (61, 3)}
