@@ -45,9 +45,7 @@ def test_where_nothing_is_written_no_checkpoint_is_spoken_of(tmp_path):
         with pytest.raises(StepError, match=r"is (nan|inf)") as error:
             fake.run(None, save_every=None, keep=None)
         assert "checkpoint" not in str(error.value)
-    with pytest.raises(
-        StepError, match=r"loss of step 3 is nan. There is no checkpoint yet. Look"
-    ):
+    with pytest.raises(StepError, match=r"loss of step 3 is nan. There is no checkpoint yet. Look"):
         Fake(losses={2: float("nan")}).run(tmp_path)
 
 
