@@ -136,7 +136,7 @@ def test_a_host_that_does_not_end_is_killed_even_stopped():
 
 
 def test_who_failed_is_said_before_others_are_waited_for(monkeypatch):
-    monkeypatch.setattr(attempt, "SILENT_S", 0.1)
+    monkeypatch.setattr(attempt, "QUIET_S", 0.1)
     script = (
         "trap '' TERM; [ $COLLC_HOST = h0 ] && { sleep 0.3; exit 1; }; while :; do sleep 0.2; done"
     )

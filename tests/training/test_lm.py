@@ -207,7 +207,7 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_taken(stopped):
     corpus = json.loads((stopped / "config.json").read_text())["corpus"]
     told = []
     with folder.open_run(config.resumed(stopped), plan, corpus, told.append) as run:
-        assert run.start == 5
+        assert run.checkpoint is not None and run.checkpoint.step == 5
     (line,) = told
     assert "is that of step 5. It is damaged_step_00000006 now, and step 5 is taken." in line
     assert sorted(path.name for path in saved.iterdir()) == [

@@ -42,7 +42,7 @@ def test_one_process_at_a_time(tmp_path):
             ):
                 pass
     with folder.open_run(dataclasses.replace(run, resume=True), "plan", "corpus") as again:
-        assert again.start == 0
+        assert again.checkpoint is None
 
 
 def test_a_folder_in_which_no_step_was_finished_can_be_used_again(tmp_path):

@@ -16,7 +16,7 @@ TICK_S = 0.05  # how often processes are looked after where nobody writes
 # In which others may fail for the same reason, before they are ended. The coordinator, which may be
 # the cause, stays after the others on purpose: its own error has to come before the SIGTERM.
 MOMENT_S = 2 * AFTER_S
-SILENT_S = 2.0  # for which the others may take to end without a word
+QUIET_S = 2.0  # for which the others may take to end without a word
 KILLED_S = 30.0  # after which a process that was killed is taken to be stuck in the kernel
 
 
@@ -74,8 +74,8 @@ class Attempt:
         if not self._signals.asked:  # else they know
             self._send(signal.SIGTERM)
         began = time.monotonic()
-        self._pump(self._over, min(grace_s, SILENT_S))
-        if (late := self._running()) and not self._signals.asked and grace_s > SILENT_S:
+        self._pump(self._over, min(grace_s, QUIET_S))
+        if (late := self._running()) and not self._signals.asked and grace_s > QUIET_S:
             self._logs.say(f"{failure}; {_names(late)} may take {grace_s:g} s to end", "bold red")
         self._pump(self._over, grace_s - (time.monotonic() - began))
         if late := self._running():

@@ -33,11 +33,6 @@ class RunFolder:
     checkpoint: Checkpoint | None
 
     @property
-    def start(self) -> int:
-        """The steps that are finished."""
-        return self.checkpoint.step if self.checkpoint else 0
-
-    @property
     def checkpoints(self) -> Path:
         return self.path / CHECKPOINTS
 
